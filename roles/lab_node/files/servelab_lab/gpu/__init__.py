@@ -1,0 +1,5 @@
+"""Simulated GPUs: the daemon that plays the kernel driver, `nvidia-smi`, and `claim` for whoever plays a GPU process."""
+
+from .claim import Claim, claim
+
+__all__ = ["Claim", "claim"]
