@@ -218,14 +218,17 @@ def table(comparison: Comparison) -> str:
         "|---:|---:|---:|---:|---:|---|",
     ]
     for row in comparison.rows:
-        words = row.note or "—"
-        if row.ratio is not None:
-            words = {1: f"{other} faster", -1: f"{base} faster", 0: f"no difference beyond {MARGIN:.0%}"}[
-                side(row.ratio)
-            ]
         cells = (_cell(row.base, 1), _cell(row.other, 1), _cell(row.ratio, 2), _cell(row.accept_length, 2))
-        lines.append(f"| {row.concurrency} | " + " | ".join(cells) + f" | {words} |")
+        lines.append(f"| {row.concurrency} | " + " | ".join(cells) + f" | {words(comparison, row)} |")
     return "\n".join(lines)
+
+
+def words(comparison: Comparison, row: Row) -> str:
+    """What one row of the table says."""
+    if row.ratio is None:
+        return row.note or "—"
+    tie = f"no difference beyond {MARGIN:.0%}"
+    return {1: f"{comparison.other.mode} faster", -1: f"{comparison.base.mode} faster", 0: tie}[side(row.ratio)]
 
 
 def _cell(value: float | None, digits: int) -> str:
