@@ -1,0 +1,18 @@
+#!/bin/sh
+# The whole story in the lab: from nothing to two measured answers, one for each of the lab's profiles.
+set -eu
+
+bench() { # profile mode
+    ansible-playbook bench.yml -e mode="$2" -e campaign="demo-$1"
+}
+
+ansible-playbook site.yml
+for profile in story crossing; do
+    ansible-playbook playbooks/lab.yml --tags lab_node_doubles -e lab_node_profile="$profile"
+    bench "$profile" baseline
+    bench "$profile" eagle3
+done
+# The answers last, together, where a person looks.
+for profile in story crossing; do
+    servelab report "results/demo-$profile"
+done
