@@ -1,4 +1,4 @@
-"""Simulated GPUs: the daemon that plays the kernel driver, `nvidia-smi`, and `claim` for whoever plays a GPU process."""
+"""Simulated GPUs: the daemon that plays the kernel driver, `nvidia-smi`, and `claim` for who plays a GPU process."""
 
 from .claim import Claim, claim
 

@@ -24,7 +24,9 @@ from types import TracebackType
 class Claim:
     """One held card. `card` is the number in /dev/nvidia<card>, `mib` the memory in MiB (None: a bare context)."""
 
-    def __init__(self, card: int, mib: int | None = None, *, dev: Path = Path("/dev"), inheritable: bool = False) -> None:
+    def __init__(
+        self, card: int, mib: int | None = None, *, dev: Path = Path("/dev"), inheritable: bool = False
+    ) -> None:
         self.card = card
         self.mib: int | None = None
         self._inheritable = inheritable
@@ -46,6 +48,10 @@ class Claim:
             os.close(self._memory)
         self._memory, self.mib = memory, mib
 
+    def fileno(self) -> int:
+        """The descriptor of the open node; -1 after release."""
+        return -1 if self._node is None else self._node
+
     def release(self) -> None:
         """Let the card go. A second call does nothing."""
         for fd in (self._memory, self._node):
@@ -56,10 +62,12 @@ class Claim:
     def __enter__(self) -> Claim:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.release()
 
 
 def claim(card: int, mib: int | None = None, *, inheritable: bool = False) -> Claim:
-    """Open /dev/nvidia<card> and use `mib` MiB of it (512 when None); keep the returned handle for as long as the card is held."""
+    """Open /dev/nvidia<card> and use `mib` MiB of it (512 when None); keep the handle while the card is held."""
     return Claim(card, mib, inheritable=inheritable)

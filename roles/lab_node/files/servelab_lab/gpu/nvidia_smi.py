@@ -1,0 +1,147 @@
+"""The `nvidia-smi` of the lab: arguments, formats, sentences and exit statuses of the real tool.
+
+SERVELAB_GPU_SOCKET and SERVELAB_GPU_DEV redirect it in tests.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from .cards import CUDA_VERSION, DRIVER_VERSION, MODEL, SOCKET
+from .client import DriverError, State, look
+from .smi_query import QueryError, query_apps, query_gpu
+from .smi_report import report
+from .smi_table import table
+from .smi_topo import matrix, peers
+
+_HINT = "Please run 'nvidia-smi -h' for help."
+_HELP = f"""NVIDIA System Management Interface -- v{DRIVER_VERSION} (simulated by servelab)
+
+nvidia-smi [-L | -q] [-i ID[,ID...]]
+nvidia-smi --query-gpu=FIELD[,FIELD...] --format=csv[,noheader][,nounits] [-i ID[,ID...]]
+nvidia-smi --query-compute-apps=FIELD[,FIELD...] --format=csv[,noheader][,nounits] [-i ID[,ID...]]
+nvidia-smi topo -m | -p2p r|w|n|a|p
+"""
+
+
+class UsageError(ValueError):
+    """Bad arguments: exit status 2, the text on stdout."""
+
+
+@dataclass
+class _Asked:
+    what: str = "table"
+    fields: str = ""
+    style: set[str] = field(default_factory=set)
+    ids: list[str] = field(default_factory=list)
+
+
+_PLAIN = {"-L": "list", "--list-gpus": "list", "-q": "report", "--query": "report", "-h": "help", "--help": "help"}
+_VALUED = {
+    "--query-gpu": "gpu",
+    "--query-compute-apps": "apps",
+    "--format": "format",
+    "-i": "id",
+    "--id": "id",
+}
+
+
+def _parse(arguments: list[str]) -> _Asked:
+    asked, rest = _Asked(), list(arguments)
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        if word == "--version":
+            asked.what = "version"
+        elif word in _PLAIN:
+            asked.what = _PLAIN[word]
+        elif name in _VALUED:
+            if not equals:
+                if not rest:
+                    raise UsageError(f"Missing value for option {name}. {_HINT}\n")
+                value = rest.pop(0)
+            _take(asked, _VALUED[name], value)
+        else:
+            raise UsageError(f"Option {word} is not recognized. {_HINT}\n")
+    if asked.what in {"gpu", "apps"} and "csv" not in asked.style:
+        raise UsageError(f'"--format=" switch is missing. {_HINT}\n')
+    return asked
+
+
+def _take(asked: _Asked, option: str, value: str) -> None:
+    if option == "format":
+        asked.style = {part.strip() for part in value.split(",")}
+    elif option == "id":
+        asked.ids = [part.strip() for part in value.split(",")]
+    else:
+        asked.what, asked.fields = option, value
+
+
+def _only(state: State, ids: list[str]) -> State:
+    """The cards asked for with -i, by index, UUID or bus id."""
+    if not ids:
+        return state
+    chosen = [gpu for gpu in state.gpus if {str(gpu.index), gpu.card.uuid, gpu.card.bus_id} & set(ids)]
+    if not chosen:
+        raise DriverError("No devices were found\n", 6)
+    return replace(state, gpus=chosen)
+
+
+def _list(state: State) -> str:
+    return "".join(f"GPU {gpu.index}: {MODEL} (UUID: {gpu.card.uuid})\n" for gpu in state.gpus)
+
+
+def _version(state: State) -> str:
+    nvml = DRIVER_VERSION.rpartition(".")[0]
+    return (
+        f"NVIDIA-SMI version  : {DRIVER_VERSION}\nNVML version        : {nvml}\n"
+        f"DRIVER version      : {state.driver_version}\nCUDA Version        : {CUDA_VERSION}\n"
+    )
+
+
+def _topo(arguments: list[str], state: State) -> str:
+    if arguments in (["-m"], ["--matrix"]):
+        return matrix(state)
+    if len(arguments) == 2 and arguments[0] in {"-p2p", "--p2pstatus"} and arguments[1] in set("rwnap"):
+        return peers(state, arguments[1])
+    raise UsageError(f"Invalid combination of input arguments. {_HINT}\n")
+
+
+def _answer(arguments: list[str], sock: Path, dev: Path) -> str:
+    if arguments[:1] == ["topo"]:
+        return _topo(arguments[1:], look(sock, dev))
+    asked = _parse(arguments)
+    if asked.what == "help":
+        return _HELP
+    state = _only(look(sock, dev), asked.ids)
+    if asked.what == "gpu":
+        return query_gpu(state, asked.fields, asked.style)
+    if asked.what == "apps":
+        return query_apps(state, asked.fields, asked.style)
+    return {"table": table, "list": _list, "report": report, "version": _version}[asked.what](state)
+
+
+def main(arguments: list[str]) -> int:
+    """Print to stdout, also what went wrong: that is where the real tool says it."""
+    sock = Path(os.environ.get("SERVELAB_GPU_SOCKET", SOCKET))
+    dev = Path(os.environ.get("SERVELAB_GPU_DEV", "/dev"))
+    code = 0
+    try:
+        text = _answer(arguments, sock, dev)
+    except DriverError as error:
+        text, code = str(error), error.code
+    except (UsageError, QueryError) as error:
+        text, code = str(error), 2
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # `nvidia-smi | head -1` is no error
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
