@@ -144,7 +144,7 @@ def timed_out(seconds: float) -> Diagnosis:
     return Diagnosis(
         "timeout",
         f"nvidia-smi did not answer within {seconds:g} s",
-        "the driver hangs: look for Xid and for processes in state D on the node (dmesg, ps); often only a reboot helps",
+        "the driver hangs: look on the node for Xid (dmesg) and processes in state D (ps); it may take a reboot",
     )
 
 
