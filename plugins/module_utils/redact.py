@@ -11,7 +11,7 @@ from typing import Any
 
 MARK = "[redacted]"
 
-# Names whose value is a secret. Bare "token" is not among them: max_total_num_tokens and tokenizer_path are not secrets.
+# Names whose value is a secret. Bare "token" is not among them: max_total_num_tokens is no secret.
 _NAME = (
     r"(?:[a-z0-9]+[_-])*"
     r"(?:api[_-]?keys?|passw(?:or)?d|passphrase|client[_-]?secret|secret[_-]?key"

@@ -1,0 +1,307 @@
+#!/usr/bin/python
+# Copyright: the Servelab developers
+# SPDX-License-Identifier: Apache-2.0
+"""One look at a starting server, from the unit's state up to an answered long prompt."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: server_probe
+short_description: One look at how far an SGLang server has come
+version_added: 0.1.0
+description:
+  - Climbs the readiness ladder once and says where it stands - the unit lives and does not restart, a process of the
+    unit owns the port, health answers, a completion is answered by the right model, a long prompt is answered.
+  - The last state wins. A server that said that it is ready and died is failed, with a named cause and one remedy.
+  - Meant to be polled by P(servelab.sglang.watch#module). It changes nothing.
+author:
+  - The Servelab developers
+options:
+  unit:
+    description: Name of the systemd unit that runs the server.
+    type: str
+    required: true
+  host:
+    description: Address on which the server listens.
+    type: str
+    default: 127.0.0.1
+  port:
+    description: Port on which the server listens.
+    type: int
+    required: true
+  model:
+    description: Name of the model that must be served. Without it any model is accepted.
+    type: str
+  health_timeout:
+    description: Seconds for C(/health), which generates a token and takes a second and more. At least 5.
+    type: int
+    default: 10
+  request_timeout:
+    description: Seconds for a completion.
+    type: int
+    default: 120
+  completion_tokens:
+    description: Tokens to ask for in the short completion.
+    type: int
+    default: 8
+  prompt_words:
+    description: Words in the long prompt. Cut down to a quarter of the model's context.
+    type: int
+    default: 1500
+attributes:
+  check_mode:
+    support: full
+    description: Looks in check mode, too.
+  diff_mode:
+    support: none
+    description: Changes nothing.
+"""
+
+EXAMPLES = r"""
+- name: Look once at the server of the baseline
+  servelab.sglang.server_probe:
+    unit: servelab-baseline.service
+    port: 30000
+"""
+
+RETURN = r"""
+state:
+  description: V(working), V(done) or V(failed).
+  returned: always
+  type: str
+phase:
+  description: The rung of the ladder or the step of the start.
+  returned: always
+  type: str
+progress:
+  description: A sentence for a person.
+  returned: always
+  type: str
+marker:
+  description: Changes exactly when there is progress.
+  returned: always
+  type: str
+cause:
+  description: Why the server failed, null while it did not.
+  returned: always
+  type: str
+remedy:
+  description: What to do about it.
+  returned: always
+  type: str
+evidence:
+  description: The log line that shows the cause, secrets redacted.
+  returned: always
+  type: str
+tail:
+  description: The last lines of the log where the cause is unknown.
+  returned: always
+  type: list
+  elements: str
+warnings_found:
+  description: What a person should know although the server serves.
+  returned: always
+  type: list
+  elements: str
+elapsed:
+  description: Seconds since the server's process was started.
+  returned: always
+  type: float
+models:
+  description: Names of the models that the server lists.
+  returned: always
+  type: list
+  elements: str
+invocation_id:
+  description: systemd's id of this start; the journal is found by it.
+  returned: always
+  type: str
+"""
+
+import time
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.servelab.sglang.plugins.module_utils.readiness import Look, judge
+from ansible_collections.servelab.sglang.plugins.module_utils.readiness_diagnosis import Exit
+from ansible_collections.servelab.sglang.plugins.module_utils.readiness_http import ask, complete, long_prompt
+
+PROPERTIES = (
+    "LoadState",
+    "ActiveState",
+    "NRestarts",
+    "InvocationID",
+    "ControlGroup",
+    "Result",
+    "ExecMainCode",
+    "ExecMainStatus",
+    "ExecMainStartTimestampMonotonic",
+    "InactiveExitTimestampMonotonic",
+)
+CODES = {"1": "exited", "2": "killed", "3": "dumped"}
+LISTEN = "0A"
+
+
+def show(module: AnsibleModule, unit: str) -> dict[str, str]:
+    """The unit's properties. Fails for a unit that does not exist."""
+    command = ["systemctl", "show", unit, f"--property={','.join(PROPERTIES)}"]
+    _, out, _ = module.run_command(command, check_rc=True)
+    found = dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
+    if found.get("LoadState") == "not-found":
+        module.fail_json(msg=f"There is no unit {unit} on this machine; site.yml renders the units of the modes.")
+    return found
+
+
+def journal(module: AnsibleModule, invocation: str) -> str:
+    """What this start wrote, from its first line."""
+    if not invocation:
+        return ""
+    # --all: a progress bar's carriage returns would otherwise turn the line into "[blob data]".
+    command = ["journalctl", f"_SYSTEMD_INVOCATION_ID={invocation}", "--all", "--output=cat", "--no-pager", "--quiet"]
+    _, out, _ = module.run_command(command, errors="replace")
+    return out
+
+
+def cgroup_pids(group: str) -> set[int]:
+    """The processes of a control group and of all below it."""
+    if not group or group == "/":
+        return set()
+    pids: set[int] = set()
+    for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd"):
+        for path in Path(root + group).rglob("cgroup.procs"):
+            try:
+                pids.update(int(word) for word in path.read_text().split())
+            except OSError:
+                continue
+    return pids
+
+
+def listeners(port: int) -> set[str]:
+    """Inodes of the sockets that listen on `port` in this network namespace."""
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            lines = Path(table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            if fields[3] == LISTEN and int(fields[1].rsplit(":", 1)[1], 16) == port:
+                inodes.add(fields[9])
+    return inodes
+
+
+def holds(pid: int, inodes: set[str]) -> bool:
+    """Whether the process has one of the sockets open."""
+    wanted = {f"socket:[{inode}]" for inode in inodes}
+    try:
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                if str(entry.readlink()) in wanted:
+                    return True
+            except OSError:
+                continue
+    except OSError:
+        return False
+    return False
+
+
+def port_owner(port: int, group: str) -> str | None:
+    """None, "ours", or a description of the process that listens instead of us."""
+    inodes = listeners(port)
+    if not inodes:
+        return None
+    if any(holds(pid, inodes) for pid in cgroup_pids(group)):
+        return "ours"
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and holds(int(entry.name), inodes):
+            words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
+            return f"pid {entry.name}: {words[:80]}"
+    return "a process that is not visible on this machine"
+
+
+def take_a_look(module: AnsibleModule) -> tuple[Look, str]:
+    """Climb the ladder as far as it goes, then look at the ground again: the last state wins."""
+    asked = module.params
+    unit = show(module, asked["unit"])
+    invocation = unit.get("InvocationID", "")
+    url = f"http://{asked['host']}:{asked['port']}"
+    look = Look(port=asked["port"], expected_model=asked["model"], short_tokens=asked["completion_tokens"])
+
+    def ground() -> None:
+        now = show(module, asked["unit"])
+        begun = int(now.get("ExecMainStartTimestampMonotonic") or 0)
+        look.active = now["ActiveState"]
+        look.restarts = int(now.get("NRestarts") or 0)
+        if now.get("InvocationID") not in ("", invocation):
+            look.restarts = max(look.restarts, 1)
+        look.end = Exit(
+            CODES.get(now.get("ExecMainCode", "")),
+            int(now["ExecMainStatus"]) if now.get("ExecMainCode") in CODES else None,
+            now.get("Result"),
+            # A check before the start that refuses leaves the main process of this start unborn.
+            not (
+                look.active == "failed"
+                and now.get("Result") == "exit-code"
+                and begun < int(now.get("InactiveExitTimestampMonotonic") or 0)
+            ),
+        )
+        look.elapsed = max(0.0, time.clock_gettime(time.CLOCK_MONOTONIC) - begun / 1e6) if begun else 0.0
+        look.log = journal(module, invocation)
+        look.owner = port_owner(asked["port"], now.get("ControlGroup", "")) if look.active == "active" else None
+
+    ground()
+    if look.owner == "ours":
+        look.health = ask(f"{url}/health", max(5, asked["health_timeout"]))
+        if look.health.status == 200:
+            listed = ask(f"{url}/v1/models", asked["health_timeout"]).body
+            entries = listed.get("data") or [] if isinstance(listed, dict) else []
+            look.models = [str(entry.get("id")) for entry in entries]
+            model = asked["model"] or (look.models[0] if look.models else None)
+            context = entries[0].get("max_model_len") if entries else None
+            words = min(asked["prompt_words"], context // 4) if isinstance(context, int) else asked["prompt_words"]
+            # Half a token a word is less than any tokenizer makes of English.
+            look.long_tokens = words // 2
+            look.short = complete(url, model, long_prompt(8), look.short_tokens, asked["request_timeout"])
+            if look.short.status == 200:
+                look.long = complete(url, model, long_prompt(words), 4, asked["request_timeout"])
+        ground()
+    return look, invocation
+
+
+def main() -> None:
+    """Entry point of the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "unit": {"type": "str", "required": True},
+            "host": {"type": "str", "default": "127.0.0.1"},
+            "port": {"type": "int", "required": True},
+            "model": {"type": "str"},
+            "health_timeout": {"type": "int", "default": 10},
+            "request_timeout": {"type": "int", "default": 120},
+            "completion_tokens": {"type": "int", "default": 8},
+            "prompt_words": {"type": "int", "default": 1500},
+        },
+        supports_check_mode=True,
+    )
+    look, invocation = take_a_look(module)
+    verdict = judge(look)
+    module.exit_json(
+        changed=False,
+        state=verdict.state,
+        phase=verdict.phase,
+        progress=verdict.progress,
+        marker=verdict.marker,
+        cause=verdict.cause,
+        remedy=verdict.remedy,
+        evidence=verdict.evidence,
+        tail=verdict.tail,
+        warnings_found=verdict.warnings,
+        elapsed=round(look.elapsed, 1),
+        models=look.models,
+        invocation_id=invocation,
+    )
+
+
+if __name__ == "__main__":
+    main()
