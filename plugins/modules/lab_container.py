@@ -1,0 +1,242 @@
+#!/usr/bin/python
+# Copyright: The Servelab developers
+# Apache License 2.0 (see LICENSE)
+"""The LXC container that plays the node."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: lab_container
+short_description: Unpack, start and remove the LXC container that plays a node
+version_added: 0.1.0
+description:
+  - The container lies under a directory of the lab, not under C(/var/lib/lxc), so other containers are never in the way.
+  - Removal copes with whatever an interrupted run left, that is a container without a configuration, without a monitor
+    process, or half unpacked.
+options:
+  lxc_path:
+    description: The directory that holds the container's directory.
+    type: path
+    required: true
+  name:
+    description: The container's name.
+    type: str
+    required: true
+  image:
+    description:
+      - The root file system as C(.tar.zst). Needed unless O(state=absent).
+      - A container that exists keeps the root file system it has.
+    type: path
+  config:
+    description:
+      - Lines of the LXC configuration; the name and the place of the root file system are added.
+      - A running container whose configuration changes is restarted. Needed unless O(state=absent).
+    type: list
+    elements: str
+  state:
+    description:
+      - V(created) unpacks and configures; a running container with another configuration is stopped.
+      - V(started) starts it too.
+    type: str
+    choices: [created, started, absent]
+    default: started
+attributes:
+  check_mode:
+    description: Tells what would change.
+    support: full
+  diff_mode:
+    description: Shows the configuration before and after.
+    support: full
+author:
+  - The Servelab developers
+"""
+
+EXAMPLES = r"""
+- name: Start the node
+  servelab.sglang.lab_container:
+    lxc_path: /var/lib/servelab-lab/0a1b2c
+    name: servelab-0a1b2c-pve1
+    image: /var/cache/servelab-lab/images/node-trixie-0123456789ab.tar.zst
+    config: ["lxc.uts.name = pve1"]
+"""
+
+RETURN = r"""
+changes:
+  description: What was done, or would be, one phrase each.
+  returned: always
+  type: list
+  elements: str
+rootfs:
+  description: The root file system's directory.
+  returned: always
+  type: str
+image:
+  description: The file name of the image that the container was made from; empty when it is not known.
+  returned: always
+  type: str
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import time
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+
+
+def processes_of(name: str) -> list[int]:
+    """Processes of a container by its cgroup; finds them without a monitor process too."""
+    own_cgroup = re.compile(rf"/lxc\.(payload|monitor)\.{re.escape(name)}(-\d+)?(/|$)", re.MULTILINE)
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if own_cgroup.search((entry / "cgroup").read_text()):
+                    found.append(int(entry.name))
+    return found
+
+
+def mounts_under(directory: Path) -> list[str]:
+    """Mount points in or at the directory, the innermost first."""
+    points = []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), line.split()[4])
+        if point == str(directory) or point.startswith(f"{directory}/"):
+            points.append(point)
+    return points[::-1]
+
+
+class Container:
+    """Collects what has to change; does it unless in check mode."""
+
+    def __init__(self, module: AnsibleModule) -> None:
+        self.module = module
+        self.lxc_path, self.name = Path(module.params["lxc_path"]), module.params["name"]
+        self.directory = self.lxc_path / self.name
+        self.rootfs = self.directory / "rootfs"
+        self.config = self.directory / "config"
+        self.origin = self.directory / "image"
+        self.log = self.lxc_path / f"{self.name}.log"
+        self.changes: list[str] = []
+        self.diff: dict[str, str] = {}
+
+    def lxc(self, tool: str, *words: str) -> tuple[int, str, str]:
+        code, out, err = self.module.run_command([tool, "-P", str(self.lxc_path), "-n", self.name, *words])
+        return code, out, err
+
+    def changing(self, phrase: str) -> bool:
+        """Note a change; whether it is to be carried out."""
+        self.changes.append(phrase)
+        return not self.module.check_mode
+
+    def running(self) -> bool:
+        if not self.config.exists():
+            return False
+        return self.lxc("lxc-info", "-s", "-H")[1].strip() not in ("", "STOPPED")
+
+    def create(self, image: Path, config: str) -> None:
+        if not self.rootfs.exists() and self.changing(f"unpack {image.name}"):
+            half = self.directory / "rootfs.half"
+            shutil.rmtree(half, ignore_errors=True)
+            half.mkdir(parents=True, mode=0o755)
+            unpack = ["tar", "--zstd", "--numeric-owner", "--xattrs", "-xpf", str(image), "-C", str(half)]
+            self.module.run_command(unpack, check_rc=True)
+            self.origin.write_text(image.name + "\n")
+            half.rename(self.rootfs)
+        before = self.config.read_text() if self.config.exists() else ""
+        if before != config:
+            self.diff = {
+                "before_header": str(self.config),
+                "after_header": str(self.config),
+                "before": before,
+                "after": config,
+            }
+            if self.running() and self.changing("stop it for the new configuration"):
+                self.lxc("lxc-stop", "-t", "30")
+            if self.changing("write the configuration"):
+                half_config = self.config.with_suffix(".half")
+                half_config.write_text(config)
+                half_config.rename(self.config)
+
+    def start(self) -> None:
+        if (self.running() and not self.changes) or not self.changing("start it"):
+            return
+        # A supervisor that was killed leaves its container behind, and a second one on the same files would spoil both.
+        self.kill()
+        code, _, err = self.lxc("lxc-start", "-d", "-o", str(self.log), "-l", "WARN")
+        if code != 0:
+            told = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+            why = "; ".join(line for line in told[-12:] if " ERROR " in line) or err.strip()
+            self.module.fail_json(msg=f"LXC could not start {self.name}: {why}. More is in {self.log}.")
+
+    def kill(self) -> None:
+        """End every process of the container. Killing its init takes all of its pid namespace along, guests included."""
+        deadline = time.monotonic() + 30
+        while (found := processes_of(self.name)) and time.monotonic() < deadline:
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.2)
+        if found:
+            self.module.fail_json(msg=f"Processes of {self.name} do not end: {found}. See `ps -o pid,stat,args`.")
+
+    def remove(self) -> None:
+        running = self.running() or bool(processes_of(self.name))
+        if running and self.changing("stop it"):
+            if self.config.exists():
+                self.lxc("lxc-stop", "-k")
+            self.kill()
+        points = mounts_under(self.directory)
+        if points and self.changing(f"unmount {', '.join(points)}"):
+            for point in points:
+                self.module.run_command(["umount", point], check_rc=True)
+        if self.directory.exists() and self.changing(f"delete {self.directory}"):
+            shutil.rmtree(self.directory)
+        # LXC keeps a lock file for each place it has seen.
+        locks = Path("/run/lxc/lock", str(self.lxc_path).lstrip("/"))
+        if not self.module.check_mode:
+            self.log.unlink(missing_ok=True)
+            (locks / f".{self.name}").unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                while locks != Path("/run/lxc/lock"):
+                    locks.rmdir()
+                    locks = locks.parent
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "lxc_path": {"type": "path", "required": True},
+            "name": {"type": "str", "required": True},
+            "image": {"type": "path"},
+            "config": {"type": "list", "elements": "str"},
+            "state": {"type": "str", "choices": ["created", "started", "absent"], "default": "started"},
+        },
+        required_if=[("state", state, ["image", "config"]) for state in ("created", "started")],
+        supports_check_mode=True,
+    )
+    module.run_command_environ_update = {"LC_ALL": "C"}
+    container = Container(module)
+    if module.params["state"] == "absent":
+        container.remove()
+    else:
+        lines = [f"lxc.rootfs.path = dir:{container.rootfs}", *module.params["config"]]
+        container.create(Path(module.params["image"]), "\n".join(lines) + "\n")
+        if module.params["state"] == "started":
+            container.start()
+    origin = container.origin.read_text().strip() if container.origin.exists() else ""
+    module.exit_json(
+        changed=bool(container.changes),
+        changes=container.changes,
+        rootfs=str(container.rootfs),
+        image=origin,
+        diff=container.diff,
+    )
+
+
+if __name__ == "__main__":
+    main()
