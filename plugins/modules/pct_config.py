@@ -149,7 +149,6 @@ import contextlib
 import fcntl
 import os
 import stat
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -165,6 +164,7 @@ from ansible_collections.servelab.sglang.plugins.module_utils.pct_config import 
     plan,
     set_argv,
 )
+from ansible_collections.servelab.sglang.plugins.module_utils.pct_run import Answer, PctMissing, run_pct
 from ansible_collections.servelab.sglang.plugins.module_utils.pve_conf import GuestConf, edit_raw, parse_conf
 
 PVE = Path("/etc/pve")
@@ -178,29 +178,13 @@ class Guest:
         self.module = module
         self.vmid: int = module.params["vmid"]
         self.path = PVE / "lxc" / f"{self.vmid}.conf"
-        self.binary = module.get_bin_path("pct", opt_dirs=["/usr/sbin", "/usr/local/sbin", "/usr/local/bin"])
-        if self.binary is None:
-            module.fail_json(
-                msg=f"There is no pct on {os.uname().nodename}, so it is not a Proxmox VE node; correct pve_node."
-            )
 
-    def pct(self, *args: str) -> tuple[int, str, str]:
-        """Run pct. Only `rc != 0` means anything: Perl leaks errno into the exit status."""
-        limit: int = self.module.params["timeout"]
+    def pct(self, *args: str) -> Answer:
         try:
-            done = subprocess.run(
-                [self.binary, *args],
-                env={**os.environ, "LC_ALL": "C.UTF-8"},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=limit,
-                encoding="utf-8",
-                errors="replace",
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return 124, "", f"no answer within {limit} s"
-        return done.returncode, done.stdout, done.stderr
+            return run_pct(*args, timeout=self.module.params["timeout"])
+        except PctMissing as missing:
+            self.module.fail_json(msg=str(missing))
+            raise
 
     def read(self) -> str | None:
         try:
@@ -221,8 +205,7 @@ class Guest:
         return None
 
     def running(self) -> bool:
-        rc, out, _err = self.pct("status", str(self.vmid))
-        return rc == 0 and out.strip() == "status: running"
+        return self.pct("status", str(self.vmid)).out.strip() == "status: running"
 
     def write_raw(self, text: str, wanted: list[tuple[str, str]]) -> None:
         """Edit the running section in place of the file, under Proxmox's own lock.
@@ -379,8 +362,8 @@ def apply(module: AnsibleModule, guest: Guest, change: Plan, sets: bool) -> None
 def run(module: AnsibleModule, guest: Guest, *args: str) -> None:
     """Run a changing pct call. A refusal may still have written something, so the file is compared."""
     before = guest.read()
-    rc, out, err = guest.pct(*args)
-    if rc == 0:
+    answer = guest.pct(*args)
+    if answer.rc == 0:
         return
     after = guest.read()
     partly = (
@@ -389,9 +372,9 @@ def run(module: AnsibleModule, guest: Guest, *args: str) -> None:
         else f"Proxmox wrote a part of it all the same: look at `pct config {guest.vmid}` and run again."
     )
     module.fail_json(
-        msg=f"pct {args[0]} {guest.vmid} was refused: {explain(err or out, guest.vmid)} {partly}",
+        msg=f"pct {args[0]} {guest.vmid} was refused: {explain(answer.said, guest.vmid)} {partly}",
         command=["pct", *args],
-        rc=rc,
+        rc=answer.rc,
         changed=after != before,
     )
 
