@@ -50,3 +50,18 @@ def read_version(package_dir: Path) -> str:
             if line.startswith("Version: "):
                 return line.removeprefix("Version: ").strip()
     raise ReleaseError(f"Nothing in {package_dir} or beside it says which SGLang release it is. Reinstall SGLang.")
+
+
+def find_package(pattern: str) -> Path:
+    """Return the only directory that matches `pattern` (a path; wildcards as in a shell: the Python version varies).
+
+    Raises ReleaseError when none or several match.
+    """
+    wanted = Path(pattern)
+    root = Path(wanted.anchor)
+    found = sorted(path for path in root.glob(str(wanted.relative_to(root))) if path.is_dir())
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise ReleaseError(f"No SGLang package is in {pattern}. Install SGLang first.")
+    raise ReleaseError(f"{pattern} fits several directories: {', '.join(map(str, found))}. Name one of them.")
