@@ -76,9 +76,9 @@ def test_the_shipped_eagle3_rendered_by_hand() -> None:
         "max_running_requests": 256,
         "speculative_algorithm": "EAGLE3",
         "speculative_draft_model_path": "/models/draft",
-        "speculative_num_steps": 3,
+        "speculative_num_steps": 2,
         "speculative_eagle_topk": 1,
-        "speculative_num_draft_tokens": 4,
+        "speculative_num_draft_tokens": 3,
         "page_size": 64,
     }
     assert mode["env"] == {"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL", "NCCL_DEBUG": "WARN"}
