@@ -1,0 +1,76 @@
+"""Drive an engine in wall time: a step of n simulated ms ends n / time_scale ms after the one before it was due.
+
+Deadlines are absolute, so that a late wake-up does not slow the rate: the next step is shorter by as much.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+
+from .engine import Engine, Request
+
+
+class Alarm:
+    """Call back at a monotonic time. A timerfd where Python has it: the event loop's own timers round up to 1 ms."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+        self._loop, self._callback = loop, callback
+        self._fd: int | None = None
+        if hasattr(os, "timerfd_create"):  # Python 3.13
+            self._fd = os.timerfd_create(time.CLOCK_MONOTONIC, flags=os.TFD_NONBLOCK | os.TFD_CLOEXEC)
+            loop.add_reader(self._fd, self._ring)
+
+    def set(self, when: float) -> None:
+        """Ring once at `when` (time.monotonic()); at once if that is past."""
+        if self._fd is None:
+            self._loop.call_at(when, self._callback)
+        else:
+            # 0 would disarm it.
+            os.timerfd_settime(self._fd, flags=os.TFD_TIMER_ABSTIME, initial=max(when, 1e-9))
+
+    def _ring(self) -> None:
+        assert self._fd is not None
+        try:
+            os.read(self._fd, 8)
+        except BlockingIOError:
+            return
+        self._callback()
+
+
+class Driver:
+    """Owns the engine's time. `late` is called when a step ended more than `tolerance` wall seconds after its time."""
+
+    def __init__(
+        self, engine: Engine, time_scale: float, late: Callable[[float], None], tolerance: float = 0.25
+    ) -> None:
+        self.engine = engine
+        self._scale_ms = 1000 * time_scale
+        self._due = 0.0
+        self._late, self._tolerance = late, tolerance
+        self._alarm = Alarm(asyncio.get_running_loop(), self._step_ended)
+        # When the scheduler last gave a token, in monotonic seconds: what /health waits for.
+        self.last_step = 0.0
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; it starts with the next step, now if the engine is idle."""
+        self.engine.submit(request)
+        if self.engine.idle:
+            self._due = time.monotonic()
+            self._next(self.engine.begin())
+
+    def _next(self, length_ms: float | None) -> None:
+        if length_ms is not None:
+            self._due += length_ms / self._scale_ms
+            self._alarm.set(self._due)
+
+    def _step_ended(self) -> None:
+        now = self.last_step = time.monotonic()
+        behind = now - self._due
+        if behind > self._tolerance:
+            # The machine cannot keep up; catching up would deliver bursts that no server sends.
+            self._late(behind)
+            self._due = now
+        self._next(self.engine.finish_step())

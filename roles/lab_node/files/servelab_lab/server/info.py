@@ -1,0 +1,94 @@
+"""The documents that describe the server: /server_info, /model_info and /v1/models."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from .config import Config
+from .cost import Profile
+from .engine import Engine
+from .memory import Plan
+from .serverargs import ServerArgs, max_running
+from .startup import context_length
+
+# SGLang keeps a few positions of the longest input free.
+_INPUT_MARGIN = 6
+
+
+class Info:
+    """What the server says about itself. `gen_throughput` is the last decode log line's, in tokens per simulated s."""
+
+    def __init__(self, config: Config, args: ServerArgs, profile: Profile, plan: Plan, engine: Engine) -> None:
+        self.config, self.args, self.profile, self.plan, self.engine = config, args, profile, plan, engine
+        self.gen_throughput = 0.0
+
+    @property
+    def model(self) -> str:
+        """The name that the model is served under."""
+        return str(self.args.served_model_name)
+
+    def server(self) -> dict[str, Any]:
+        """Return /server_info: every argument as resolved, the scheduler's state, and that all this is simulated."""
+        context = context_length(self.args, self.profile)
+        return {
+            **self.args.values,
+            **({} if self.args.old_logs else {"launch_command": self.args.command}),
+            "status": "ready",
+            "max_total_num_tokens": self.plan.tokens,
+            "max_req_input_len": min(context, self.plan.tokens) - _INPUT_MARGIN,
+            "internal_states": [self._internal_state(context)],
+            "version": self.args.version,
+            "kv_events": None,
+            "simulated": {"profile": self.profile.name, "time_scale": self.config.time_scale},
+        }
+
+    def _internal_state(self, context: int) -> dict[str, Any]:
+        plan, engine = self.plan, self.engine
+        state: dict[str, Any] = {
+            **self.args.values,
+            "context_length": context,
+            "pp_max_micro_batch_size": max_running(self.args),
+            "max_speculative_num_draft_tokens": engine.mode.draft_tokens if engine.mode.speculative else None,
+            "last_gen_throughput": self.gen_throughput,
+            "memory_usage": {
+                "weight": round(plan.weights, 2),
+                "kvcache": round(plan.kv, 2),
+                "token_capacity": plan.tokens,
+                "graph": round(plan.graph, 2),
+            },
+            "effective_max_running_requests_per_dp": max_running(self.args),
+        }
+        if engine.total_verify_steps:
+            state["avg_spec_accept_length"] = engine.total_accepted / engine.total_verify_steps
+        return state
+
+    def model_info(self) -> dict[str, Any]:
+        """Return /model_info."""
+        return {
+            "model_path": self.args.model_path,
+            "tokenizer_path": self.args.tokenizer_path,
+            "is_generation": True,
+            "preferred_sampling_params": None,
+            "weight_version": "default",
+            "has_image_understanding": False,
+            "has_audio_understanding": False,
+            "model_type": "kimi_k25",
+            "architectures": [self.profile.model],
+        }
+
+    def models(self) -> dict[str, Any]:
+        """Return /v1/models."""
+        return {"object": "list", "data": [self.card()]}
+
+    def card(self) -> dict[str, Any]:
+        """Return the one served model's entry."""
+        return {
+            "id": self.model,
+            "object": "model",
+            "created": int(time.time()),
+            "owned_by": "sglang",
+            "root": self.model,
+            "parent": None,
+            "max_model_len": context_length(self.args, self.profile),
+        }
