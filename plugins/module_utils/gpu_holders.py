@@ -1,0 +1,368 @@
+"""Which processes hold a GPU, read from /proc.
+
+A holder is a process with an open file (or a mapping) whose device number is that of an NVIDIA device node. The number
+is what counts, not the path: `fuser /dev/nvidia0` compares inodes, so on a node it misses a holder inside a guest,
+whose /dev/nvidia0 is another inode. Where a number says too little (the lab gives all its nodes one harmless number)
+the name behind the descriptor decides.
+"""
+
+# A scan looks at up to a million descriptors; a Path object for each would triple its time.
+# ruff: noqa: PTH115, PTH116, PTH119, PTH123, PTH208
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import pwd
+import re
+import stat
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .redact import redact, redact_value
+
+# Programs that open GPU nodes without computing, or that a person would not forgive us for killing. Shell patterns.
+PROTECT = (
+    "nvidia-persistenced",
+    "nvidia-fabricmanager",
+    "nv-fabricmanager",
+    "nv-hostengine",
+    "nvidia-smi",
+    "nvidia_gpu_exporter",
+    "nvidia_gpu_prometheus_exporter",
+    "dcgm-exporter",
+    "dcgmi",
+    "netdata",
+    "telegraf",
+    "zabbix_agent*",
+    "nvtop",
+    "nvitop",
+    "Xorg",
+    "Xwayland",
+    "gnome-shell",
+    "gnome-session*",
+    "kwin_wayland",
+    "kwin_x11",
+    "plasmashell",
+    "sway",
+    "weston",
+    "systemd",
+    "systemd-*",
+    "(sd-pam)",
+    "init",
+    "sshd",
+    "sshd-session",
+    "sshd-auth",
+)
+LISTED = "on the protect list"
+OWN = "part of this connection"
+INIT = "the machine's first process"
+
+# A command line longer than this helps nobody in a table.
+COMMAND_LENGTH = 400
+_COMM_LENGTH = 15  # the kernel cuts the name of a task here
+_DELETED = " (deleted)"
+_CAPS = ("nvidia-caps", "nvidia-caps-imex-channels")
+_GPU_NODE = re.compile(r"nvidia(\d+)")
+_DRIVER = re.compile(r"nvidia(?:ctl|-[a-z-]+)?")
+_GUEST = re.compile(r"(?:^|/)lxc(?:\.payload\.|/)(\d+)(?=/|$)")
+_UNIT = re.compile(r"[^/]+\.(?:service|scope)")
+_MAPPED = re.compile(rb"^([0-9a-f]+-[0-9a-f]+) \S+ \S+ \S+ \S+ +(\S*/nvidia[^/\n]*)$", re.M)
+
+
+@dataclass
+class Nodes:
+    """The NVIDIA device nodes of this machine, by number and by inode."""
+
+    paths: list[str] = field(default_factory=list)
+    # A regular file under a node's name: what a bind mount with create=file leaves when the node was missing.
+    not_devices: list[str] = field(default_factory=list)
+    by_number: dict[int, set[str]] = field(default_factory=dict)
+    by_inode: dict[tuple[int, int], str] = field(default_factory=dict)
+    # Majors that belong to the NVIDIA driver, from /proc/devices (they change from boot to boot).
+    majors: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def gpus(self) -> list[int]:
+        """Numbers N of the nodes /dev/nvidiaN: minors, the same on node and guest, unlike nvidia-smi's index."""
+        return sorted(int(m[1]) for path in self.paths if (m := _GPU_NODE.fullmatch(os.path.basename(path))))
+
+
+def nvidia_majors(proc_devices: str) -> dict[int, str]:
+    """Character majors of the NVIDIA driver in the text of /proc/devices. Lines may share a major (195 has three)."""
+    majors: dict[int, str] = {}
+    for line in proc_devices.partition("Block devices:")[0].splitlines():
+        number, _, name = line.strip().partition(" ")
+        if number.isdigit() and _DRIVER.fullmatch(name):
+            # "nvidia" names the cards themselves, so it wins over nvidiactl and nvidia-modeset on the same major.
+            majors[int(number)] = "nvidia" if "nvidia" in (name, majors.get(int(number))) else name
+    return majors
+
+
+def find_nodes(device_dir: str = "/dev", proc: str = "/proc") -> Nodes:
+    """Every NVIDIA device node below `device_dir`."""
+    found = Nodes(majors=nvidia_majors(_text(f"{proc}/devices")))
+    for directory in (Path(device_dir), *(Path(device_dir, caps) for caps in _CAPS)):
+        for path in sorted(directory.glob("nvidia*")):
+            try:
+                status = path.stat()
+            except OSError:
+                continue
+            if stat.S_ISCHR(status.st_mode):
+                found.paths.append(str(path))
+                found.by_number.setdefault(status.st_rdev, set()).add(path.name)
+                found.by_inode[status.st_dev, status.st_ino] = path.name
+            elif not stat.S_ISDIR(status.st_mode):
+                found.not_devices.append(str(path))
+    return found
+
+
+def _held_node(nodes: Nodes, status: os.stat_result, target: str) -> str | None:
+    """The name of the node behind an open descriptor, or None when it is no NVIDIA device."""
+    if not stat.S_ISCHR(status.st_mode):
+        return None
+    names = nodes.by_number.get(status.st_rdev, set())
+    major = os.major(status.st_rdev)
+    if major in nodes.majors:
+        if len(names) == 1:
+            return next(iter(names))
+        if not names:  # the driver's number without a node here: deleted, or only in another namespace
+            minor = os.minor(status.st_rdev)
+            return f"nvidia{minor}" if nodes.majors[major] == "nvidia" and minor < 254 else f"{major}:{minor}"
+    # The number is shared, by several nodes or with a foreign device such as /dev/full: then the name decides.
+    if name := nodes.by_inode.get((status.st_dev, status.st_ino)):
+        return name
+    name = os.path.basename(target.removesuffix(_DELETED))
+    return name if name in names else None
+
+
+def _fd_directories(pid_dir: str) -> Iterator[str]:
+    yield f"{pid_dir}/fd"
+    # Threads share the descriptors, except that a dead first thread (state Z) has lost them while the others live.
+    stat_fields = _text(f"{pid_dir}/stat").rpartition(")")[2].split()
+    if stat_fields[:1] == ["Z"] and int(stat_fields[17]) > 1:
+        for task in os.listdir(f"{pid_dir}/task"):
+            yield f"{pid_dir}/task/{task}/fd"
+
+
+def _open_nodes(nodes: Nodes, pid_dir: str) -> set[str]:
+    """Names of the nodes a process holds open. Raises PermissionError when it may not be looked at."""
+    held: set[str] = set()
+    directories = iter(_fd_directories(pid_dir))
+    for directory in directories:
+        descriptors = os.listdir(directory)
+        for descriptor in descriptors:
+            path = f"{directory}/{descriptor}"
+            try:
+                target = os.readlink(path)
+            except FileNotFoundError:
+                continue  # closed in between
+            # Sockets, pipes, memfds and anonymous inodes are most of what a server holds, and no stat is needed.
+            if target[:1] != "/" or target.startswith("/memfd:"):
+                continue
+            try:
+                name = _held_node(nodes, os.stat(path), target)
+            except FileNotFoundError:
+                continue
+            except OSError:
+                # Seen on files of a user's FUSE mount. No device can be opened there, so only a node's name alarms.
+                if os.path.basename(target).startswith("nvidia"):
+                    raise
+                continue
+            if name:
+                held.add(name)
+        if descriptors:
+            break  # the ordinary case: no need to look at single threads
+    return held
+
+
+def _mapped_nodes(nodes: Nodes, pid_dir: str) -> set[str]:
+    """Names of the nodes a process maps; it may have closed the descriptor."""
+    try:
+        with open(f"{pid_dir}/maps", "rb") as file:
+            maps = file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return set()
+    held = set()
+    for match in _MAPPED.finditer(maps) if b"/nvidia" in maps else ():
+        target = os.fsdecode(match[2])
+        try:
+            name = _held_node(nodes, os.stat(f"{pid_dir}/map_files/{match[1].decode()}"), target)
+        except OSError:  # map_files needs more rights than maps
+            base = os.path.basename(target)
+            name = base if any(base in names for names in nodes.by_number.values()) else None
+        if name:
+            held.add(name)
+    return held
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def guest_of(cgroup: str) -> int | None:
+    """The guest of a cgroup path as the node sees it (/lxc/129/ns/…, /lxc.payload.129/…); None: the node's own."""
+    found = _GUEST.search(cgroup)
+    return int(found[1]) if found else None
+
+
+def unit_of(cgroup: str) -> str | None:
+    """The systemd unit of a cgroup path: the system manager's, so that no user unit can pass for one of ours."""
+    inside = cgroup[found.end() :] if (found := _GUEST.search(cgroup)) else cgroup
+    unit = _UNIT.search(inside)
+    return unit[0] if unit else None
+
+
+def cgroup_of(text: str) -> str:
+    """The telling path in the text of /proc/PID/cgroup: cgroup2's, or systemd's own tree on a machine with both."""
+    paths = {}
+    for line in text.splitlines():
+        _, controllers, path = line.split(":", 2)
+        paths[controllers] = path
+    unified, own = paths.get("", ""), paths.get("name=systemd", "")
+    return own if own.strip("/") and not unified.strip("/") else unified or own
+
+
+def start_time(pid: int, proc: str = "/proc") -> int | None:
+    """When a process started, in clock ticks since boot (identifies it, with its PID); None: no such process."""
+    fields = _text(f"{proc}/{pid}/stat").rpartition(")")[2].split()
+    return int(fields[19]) if len(fields) > 19 else None
+
+
+def ancestors(pid: int, proc: str = "/proc") -> set[int]:
+    """`pid` and all its parents but the first process: what must live for this very connection to live."""
+    line: set[int] = set()
+    while pid > 1 and pid not in line:
+        line.add(pid)
+        fields = _text(f"{proc}/{pid}/stat").rpartition(")")[2].split()
+        pid = int(fields[1]) if len(fields) > 1 else 0
+    return line
+
+
+def is_listed(names: Iterable[str], patterns: Iterable[str]) -> str | None:
+    """The first pattern that matches one of a process's names. A name may have been cut to 15 characters."""
+    names = [name for name in names if name]
+    for pattern in patterns:
+        if any(
+            fnmatch.fnmatchcase(name, pattern) or (len(name) == _COMM_LENGTH and pattern[:_COMM_LENGTH] == name)
+            for name in names
+        ):
+            return pattern
+    return None
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)  # a guest's user, seen from the node
+
+
+def _describe(pid: int, proc: str, held: set[str]) -> dict[str, Any] | None:
+    """Everything about one holder but its protection; None when it has exited meanwhile."""
+    base = f"{proc}/{pid}"
+    status = dict(line.split(":", 1) for line in _text(f"{base}/status").splitlines() if ":" in line)
+    started = start_time(pid, proc)
+    if not status or started is None:
+        return None
+    words = [word for word in _text(f"{base}/cmdline").split("\0") if word]
+    namespaces = [int(number) for number in status.get("NSpid", str(pid)).split()]
+    cgroup = cgroup_of(_text(f"{base}/cgroup"))
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
+    return {
+        "pid": pid,
+        "ns_pid": namespaces[-1],
+        "ns_pids": namespaces,
+        "ppid": int(status["PPid"]),
+        "start_time": started,
+        "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - age)),
+        "vmid": guest_of(cgroup),
+        "unit": unit_of(cgroup),
+        "cgroup": cgroup,
+        "user": _user(int(status["Uid"].split()[1])),
+        "name": status["Name"].strip(),
+        "command": redact(" ".join(redact_value(words)))[:COMMAND_LENGTH] or f"[{status['Name'].strip()}]",
+        "devices": sorted(held),
+        "gpus": sorted(int(m[1]) for name in held if (m := _GPU_NODE.fullmatch(name))),
+        "state": status["State"].split()[0],
+    }
+
+
+def _names(pid: int, proc: str, holder: dict[str, Any]) -> list[str]:
+    try:
+        program = os.path.basename(os.readlink(f"{proc}/{pid}/exe")).removesuffix(_DELETED)
+    except OSError:
+        program = ""
+    return [holder["name"], program, os.path.basename(holder["command"].split(" ", 1)[0])]
+
+
+def in_container() -> bool:
+    """Whether this machine is a container, and so sees its own processes only."""
+    return Path("/run/systemd/container").exists() or b"container=" in _text("/proc/1/environ").encode()
+
+
+def scan(
+    device_dir: str = "/dev",
+    proc: str = "/proc",
+    view: str = "auto",
+    protect: Iterable[str] = PROTECT,
+    unprotect: Iterable[str] = (),
+) -> dict[str, Any]:
+    """Everyone who holds an NVIDIA device node on this machine.
+
+    `view` is "node" (all processes of all guests are visible), "guest" (only this namespace's) or "auto".
+    → {"holders": [...], "complete": False when some process could not be looked at, "unreadable": [pid, …], "view",
+       "partial": True in a guest, "nodes": [path, …], "gpus": [N of /dev/nvidiaN, …], "not_devices": [path, …]}.
+    A process that exits during the scan is no holder. PIDs are those of this machine's namespace.
+    """
+    nodes = find_nodes(device_dir, proc)
+    protect, unprotect = list(protect), list(unprotect)
+    own = ancestors(os.getpid(), proc)
+    holders: list[dict[str, Any]] = []
+    unreadable: list[int] = []
+    for pid in sorted(int(entry) for entry in os.listdir(proc) if entry.isdigit()):
+        base = f"{proc}/{pid}"
+        try:
+            held = _open_nodes(nodes, base) | _mapped_nodes(nodes, base)
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # exited in between
+        except OSError:
+            unreadable.append(pid)
+            continue
+        holder = _describe(pid, proc, held) if held else None
+        if holder is None:
+            continue
+        names = _names(pid, proc, holder)
+        holder["protected"] = None
+        if pid in own:
+            holder["protected"] = OWN
+        elif pid == 1:
+            holder["protected"] = INIT
+        elif not is_listed(names, unprotect) and (pattern := is_listed(names, protect)):
+            holder["protected"] = f"{LISTED}: {pattern}"
+        holders.append(holder)
+    view = view if view != "auto" else "guest" if in_container() else "node"
+    return {
+        "holders": holders,
+        "complete": not unreadable,
+        "unreadable": unreadable,
+        "view": view,
+        "partial": view == "guest",
+        "nodes": nodes.paths,
+        "gpus": nodes.gpus,
+        "not_devices": nodes.not_devices,
+    }
+
+
+def unit_owners(directory: str = "/run/servelab") -> dict[str, str]:
+    """Who started each mode's unit: {"servelab-baseline.service": "bench" or "serve"}, from <mode>.owner files."""
+    return {
+        f"servelab-{path.stem}.service": _text(str(path)).strip() for path in sorted(Path(directory).glob("*.owner"))
+    }
