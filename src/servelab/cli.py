@@ -1,0 +1,46 @@
+"""The `servelab` command. Only the module of the subcommand asked for is imported: the load client must start fast
+and must not need what the others need."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from servelab import __version__
+
+# name → (module with `add_parser(subparsers)` and `run(args) -> int`, one line for --help)
+COMMANDS = {
+    "load": ("servelab.load.command", "put a server under load and measure it"),
+    "bundle": ("servelab.bundle", "check and describe the directory of one run"),
+    "compare": ("servelab.compare", "compare the runs of two modes"),
+    "report": ("servelab.report", "write the report of a campaign"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand; returns its exit status (2: wrong usage, as argparse has it)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="servelab", description="Measure and compare ways of serving a large language model with SGLang."
+    )
+    parser.add_argument("--version", action="version", version=f"servelab {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    asked = words[0] if words else ""
+    run = None
+    for name, (module_name, summary) in COMMANDS.items():
+        if name == asked:
+            module = importlib.import_module(module_name)
+            module.add_parser(subparsers)
+            run = module.run
+        else:
+            subparsers.add_parser(name, help=summary)
+    args = parser.parse_args(words)
+    if run is None:  # argparse has already left for everything but an option before the command
+        parser.error("the command comes first, then its options")
+    return int(run(args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,306 @@
+"""From the requests of a level to its figures. Pure; every definition that a result rests on is written here.
+
+A *request* counts for latency figures when it was sent and ended inside the steady window and did not fail. Tokens
+count for the throughput when they arrived inside the window, whichever request they belong to.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from servelab.load.capture import Record
+from servelab.shared.sse import Reply
+
+DEFINITIONS = {
+    "window": "from the moment when 95 % of the level's requests were in flight until the client stopped launching",
+    "requests counted for latencies": "sent and ended inside the window, not failed",
+    "ttft_ms": "last byte of the request handed to the socket → first delta with text in any channel",
+    "chunk_gap_ms": "between two consecutive deltas with text of one request",
+    "tpot_ms": "(last - first delta with text) / (tokens - tokens of the first delta), one value per request",
+    "e2e_ms": "last byte of the request handed to the socket → last byte of the response",
+    "output_tok_s": "tokens that arrived inside the window / its length",
+    "output_tok_s_naive": "all tokens received / (last byte received - first request sent)",
+    "tokens_per_chunk": "(tokens - tokens of the first delta) / (deltas - 1), over all counted requests",
+    "accept_length": "the server's own average since the cache flush before the level; null where it cannot be known",
+    "percentile": "nearest rank: the smallest value that at least p % of the values do not exceed",
+    "p90, p99": "null below 64 and 662 requests",
+    "tokens of a delta": "from the cumulative usage on every delta; without it the total is spread evenly",
+    "lag": "kernel receive stamp → read by the client",
+    "late_send": "response before it complete (or its time in the ramp) → request sent",
+    "merged_share": "share of deltas that were read together with the one before, so that their gap is 0",
+}
+
+# Fewest requests for a percentile (MLPerf's early stopping rule at 99 % confidence).
+P90_REQUESTS = 64
+P99_REQUESTS = 662
+
+# A level is in steady state while this share of its requests is in flight; and it is sustained when the mean in
+# the window reaches the second.
+STEADY = 0.95
+SUSTAINED = 0.98
+
+# The client was the bottleneck above these. Stamps come from the kernel, so a late read does not falsify a time, unless
+# it is so late that the next delta is already there too. Few of those move no mean and no throughput, only the gaps'
+# distribution: they are a notice. Many mean that the client did not keep up.
+CPU_SHARE = 0.7
+MERGED_SHARE = 0.1
+MERGED_NOTICE = 0.01
+
+# Prompts have nothing in common but a chat template; a prefix cache that holds more of them distorts the TTFT.
+CACHED_NOTICE = 0.1
+
+
+@dataclass(frozen=True)
+class Window:
+    """The steady window. Times in ns; `in_flight_mean` over the window."""
+
+    start: int
+    end: int
+    in_flight_mean: float
+
+
+def steady_window(intervals: Iterable[tuple[int, int]], concurrency: int, stop: int) -> Window | None:
+    """The window of a closed loop that stopped launching at `stop`, from the (sent, ended) of its requests.
+
+    It opens when at least 95 % of `concurrency` are in flight for the first time and closes at `stop`; the short dips
+    between one response and the next request stay in it (they show in the mean). None when the load was never reached.
+    """
+    need = math.ceil(STEADY * concurrency)
+    changes: list[tuple[int, int]] = []
+    for sent, ended in intervals:
+        changes.append((sent, 1))
+        changes.append((ended, -1))
+    changes.sort()
+    start: int | None = None
+    level = 0
+    area = 0
+    last = 0
+    for time, change in changes:
+        if time >= stop:
+            break
+        if start is not None:
+            area += level * (time - last)
+        last = time
+        level += change
+        if start is None and level >= need:
+            start = time
+    if start is None or stop <= start:
+        return None
+    area += level * (stop - last)
+    return Window(start, stop, area / (stop - start))
+
+
+def percentile(ordered: Sequence[float], p: float) -> float:
+    """Nearest rank over ascending values: the smallest that at least p % of the values do not exceed."""
+    return ordered[max(0, math.ceil(p / 100 * len(ordered)) - 1)]
+
+
+def spread(values: Iterable[float], requests: int) -> dict[str, float | int | None]:
+    """mean, p50, p90, p99 and n; a percentile that `requests` requests do not support is null."""
+    ordered = sorted(values)
+    if not ordered:
+        return {"mean": None, "p50": None, "p90": None, "p99": None, "n": 0}
+    return {
+        "mean": _figure(math.fsum(ordered) / len(ordered)),
+        "p50": _figure(percentile(ordered, 50)),
+        "p90": _figure(percentile(ordered, 90)) if requests >= P90_REQUESTS else None,
+        "p99": _figure(percentile(ordered, 99)) if requests >= P99_REQUESTS else None,
+        "n": len(ordered),
+    }
+
+
+def tokens_between(reply: Reply, start: int, end: int) -> float:
+    """Tokens of one reply that arrived after `start` and not after `end`."""
+    known = [tokens for time, tokens in reply.chunks if start < time <= end and tokens is not None]
+    if known:
+        return sum(known)
+    if reply.completion_tokens is None or not reply.chunks or reply.chunks[0][1] is not None:
+        return 0
+    inside = sum(1 for time, _ in reply.chunks if start < time <= end)
+    return reply.completion_tokens * inside / len(reply.chunks)
+
+
+def received_tokens(reply: Reply) -> int:
+    """All tokens of one reply that are known to have arrived."""
+    if reply.completion_tokens is not None:
+        return reply.completion_tokens
+    return sum(tokens or 0 for _, tokens in reply.chunks)
+
+
+def decode(reply: Reply) -> tuple[int, int, int] | None:
+    """(ns, tokens, deltas) behind the first delta; None where that cannot be known."""
+    if len(reply.chunks) < 2 or reply.completion_tokens is None or reply.chunks[0][1] is None:
+        return None
+    tokens = reply.completion_tokens - reply.chunks[0][1]
+    if tokens <= 0:
+        return None
+    return reply.chunks[-1][0] - reply.chunks[0][0], tokens, len(reply.chunks) - 1
+
+
+@dataclass
+class Tally:
+    """Adds up one level, request by request, so that no level has to fit into memory as a whole."""
+
+    window: Window | None
+    completed: int = 0
+    cancelled: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    tokens_in_window: float = 0.0
+    tokens: int = 0
+    first_sent: int | None = None
+    last_byte: int | None = None
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int | None = None
+    ttft: array[float] = field(default_factory=lambda: array("d"))
+    e2e: array[float] = field(default_factory=lambda: array("d"))
+    tpot: array[float] = field(default_factory=lambda: array("d"))
+    gaps: array[float] = field(default_factory=lambda: array("d"))
+    late: array[float] = field(default_factory=lambda: array("d"))
+    lag: array[float] = field(default_factory=lambda: array("d"))
+    decode_tokens: int = 0
+    decode_deltas: int = 0
+    merged: int = 0
+    reads: int = 0
+    unstamped: int = 0
+
+    def add(self, record: Record, reply: Reply) -> None:
+        """Take one request in."""
+        self.tokens += received_tokens(reply)
+        if record.sent:
+            self.first_sent = min(self.first_sent or record.sent, record.sent)
+        if record.times:
+            self.last_byte = max(self.last_byte or 0, record.times[-1])
+        self.reads += len(record.reads)
+        self.unstamped += record.unstamped
+        kind = reply.error[0] if reply.error else None
+        if kind is None:
+            self.completed += 1
+        elif kind == "cancelled":
+            self.cancelled += 1
+        else:
+            self.errors[kind] += 1
+        window = self.window
+        if window is None:
+            return
+        self.tokens_in_window += tokens_between(reply, window.start, window.end)
+        if record.sent < window.start or record.ended > window.end:
+            return
+        self.lag.extend(read - time for read, time in zip(record.reads, record.times, strict=True))
+        self.late.append(record.sent - record.due)
+        if kind is None:
+            self._count(record, reply)
+
+    def _count(self, record: Record, reply: Reply) -> None:
+        times = [time for time, _ in reply.chunks]
+        self.requests += 1
+        self.prompt_tokens += reply.prompt_tokens or 0
+        if reply.cached_tokens is not None:
+            self.cached_tokens = (self.cached_tokens or 0) + reply.cached_tokens
+        self.ttft.append(times[0] - record.sent)
+        self.e2e.append(record.ended - record.sent)
+        gaps = [b - a for a, b in pairwise(times)]
+        self.gaps.extend(gaps)
+        self.merged += gaps.count(0)
+        decoded = decode(reply)
+        if decoded is not None:
+            ns, tokens, deltas = decoded
+            self.tpot.append(ns / tokens)
+            self.decode_tokens += tokens
+            self.decode_deltas += deltas
+
+    def summary(self, concurrency: int, scale: float, stamped: bool, cpu_share: float) -> dict[str, Any]:
+        """The level's entry in summary.json. Times and rates in reported seconds = wall seconds × `scale`."""
+        ms = scale / 1e6
+        window = self.window
+        seconds = (window.end - window.start) / 1e9 * scale if window else None
+        total = (self.last_byte - self.first_sent) / 1e9 * scale if self.last_byte and self.first_sent else None
+        n = self.requests
+        gaps = len(self.gaps)
+        merged = self.merged / gaps if gaps else None
+        lag = sorted(self.lag) if stamped else []
+        late = sorted(self.late)
+        failed = sum(self.errors.values())
+        return {
+            "concurrency": concurrency,
+            "requests": {
+                "completed": self.completed,
+                "failed": failed,
+                "cancelled": self.cancelled,
+                "in_window": n,
+                "errors": dict(sorted(self.errors.items())),
+            },
+            "window_s": _figure(seconds),
+            "output_tok_s": _figure(self.tokens_in_window / seconds) if seconds else None,
+            "output_tok_s_naive": _figure(self.tokens / total) if total else None,
+            "in_flight_mean": _figure(window.in_flight_mean) if window else None,
+            "ttft_ms": spread((x * ms for x in self.ttft), n),
+            "tpot_ms": spread((x * ms for x in self.tpot), n),
+            "chunk_gap_ms": spread((x * ms for x in self.gaps), n),
+            "e2e_ms": spread((x * ms for x in self.e2e), n),
+            "prompt_tokens_mean": _figure(self.prompt_tokens / n) if n else None,
+            "cached_tokens_mean": _figure(self.cached_tokens / n) if self.cached_tokens is not None else None,
+            "tokens_per_chunk": _figure(self.decode_tokens / self.decode_deltas) if self.decode_deltas else None,
+            "accept_length": None,
+            "self": {
+                "cpu_share": round(cpu_share, 4),
+                "lag_p99_ms": _figure(percentile(lag, 99) * ms) if lag else None,
+                "late_send_p99_ms": _figure(percentile(late, 99) * ms) if late else None,
+                "merged_share": round(merged, 5) if merged is not None else None,
+                "unstamped_reads": self.unstamped if stamped else None,
+                "reads": self.reads,
+            },
+        }
+
+
+def reasons_invalid(level: dict[str, Any]) -> list[str]:
+    """Why a level's figures must not be used, one sentence each; empty when they may."""
+    reasons = []
+    requests = level["requests"]
+    for kind, count in requests["errors"].items():
+        reasons.append(f"{count} request{'s' if count != 1 else ''} failed: {kind}")
+    mean = level["in_flight_mean"]
+    if mean is None:
+        reasons.append("the load was never reached, so there is no steady window")
+    elif mean < SUSTAINED * level["concurrency"]:
+        reasons.append(f"not sustained: {mean} of {level['concurrency']} requests in flight on average")
+    elif not requests["in_window"]:
+        reasons.append("no request was sent and ended inside the window")
+    own = level["self"]
+    if own["cpu_share"] > CPU_SHARE:
+        reasons.append(f"the client was the bottleneck: it used {own['cpu_share']:.0%} of a core")
+    if own["merged_share"] is not None and own["merged_share"] > MERGED_SHARE:
+        reasons.append(
+            f"the client was the bottleneck: it read {own['merged_share']:.1%} of the deltas together with one before"
+        )
+    return reasons
+
+
+def notices(level: dict[str, Any], most_running: int | None) -> list[str]:
+    """What a reader of a valid level should know. `most_running`: how many requests the server runs at a time."""
+    found = []
+    queued = level["concurrency"] - most_running if most_running is not None else 0
+    if queued > 0:
+        found.append(
+            f"the server runs at most {most_running} requests at a time: {queued} of {level['concurrency']} queue"
+        )
+    merged = level["self"]["merged_share"]
+    if merged is not None and merged > MERGED_NOTICE:
+        found.append(
+            f"{merged:.1%} of the deltas were read together with the one before: gaps look wider spread than sent"
+        )
+    cached = level["cached_tokens_mean"]
+    if cached is not None and cached > CACHED_NOTICE * (level["prompt_tokens_mean"] or 0):
+        found.append(f"the prefix cache held {cached} of {level['prompt_tokens_mean']} prompt tokens")
+    return found
+
+
+def _figure(value: float | None) -> float | None:
+    """Six significant digits: more than any measurement here has, few enough to read."""
+    return None if value is None else float(f"{value:.6g}")

@@ -1,0 +1,311 @@
+"""The hot path: write requests, read bytes, stamp them. Nothing is parsed here but where a response ends.
+
+One thread, one epoll, non-blocking sockets, one `recvmsg` per readable socket and turn. Where the kernel stamps
+received packets (SO_TIMESTAMPNS, which TCP has too), its stamp travels with the bytes: the moment a chunk arrived is
+then known however late this process gets to read it. Stamps are kept as the raw bytes that the kernel gave and decoded
+after the level. All times are nanoseconds of one clock: CLOCK_REALTIME with kernel stamps, CLOCK_MONOTONIC without.
+
+A read can bring several chunks; all get the stamp of its last packet. `metrics` counts how often that happened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable
+
+READ_BYTES = 16384
+SO_TIMESTAMPNS = 35  # asm-generic/socket.h; the socket module does not name it. SCM_TIMESTAMPNS is the same number.
+TIMESPEC = struct.Struct("=qq")
+ANCILLARY_BYTES = socket.CMSG_SPACE(TIMESPEC.size)
+
+IN = select.EPOLLIN
+OUT = select.EPOLLOUT
+
+# How the end of a response is recognised.
+HEAD, CHUNKED, LENGTH, CLOSE = range(4)
+LAST_CHUNK = b"\r\n0\r\n\r\n"
+
+
+class Exchange:
+    """One request and the bytes that came back.
+
+    `due`: when it should have been sent; `sent`: when its last byte was handed to the socket; `ended`: when its
+    last byte arrived (or it failed). `stamps[i]` is the kernel's timespec of `parts[i]` (empty where it gave none),
+    `reads[i]` when this process read it. `error` is None or (kind, detail).
+    """
+
+    __slots__ = (
+        "due",
+        "ended",
+        "error",
+        "framing",
+        "index",
+        "keep",
+        "left",
+        "parts",
+        "reads",
+        "sent",
+        "stamps",
+        "todo",
+    )
+
+    def __init__(self, index: int, payload: bytes, due: int) -> None:
+        self.index = index
+        self.todo = payload
+        self.due = due
+        self.sent = 0
+        self.ended = 0
+        self.parts: list[bytes] = []
+        self.stamps: list[bytes] = []
+        self.reads: list[int] = []
+        self.framing = HEAD
+        self.left = 0
+        self.keep = False
+        self.error: tuple[str, str] | None = None
+
+
+class Connection:
+    """A socket and the exchange on it (None: idle, to be used again)."""
+
+    __slots__ = ("exchange", "fd", "recvmsg", "sock")
+
+    def __init__(self, sock: socket.socket, exchange: Exchange) -> None:
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.recvmsg = sock.recvmsg
+        self.exchange: Exchange | None = exchange
+
+
+class Wire:
+    """Exchanges in flight to one server. `address` is what `socket.getaddrinfo` gave: (family, sockaddr)."""
+
+    def __init__(self, address: tuple[int, tuple[str, int]], kernel_stamps: bool) -> None:
+        self._family, self._address = address
+        self._kernel_stamps = kernel_stamps
+        self.clock: Callable[[], int] = time.time_ns if kernel_stamps else time.monotonic_ns
+        self._epoll = select.epoll()
+        self._connections: dict[int, Connection] = {}
+        self._idle: list[Connection] = []
+        self._failed: list[Exchange] = []  # before a byte was read; handed out by the next turn
+        self.in_flight = 0
+        self.bytes_read = 0
+        self.opened = 0
+
+    def send(self, index: int, payload: bytes, due: int) -> None:
+        """Send a request now, on an idle connection or a new one. A failure comes out of the next `turn`."""
+        exchange = Exchange(index, payload, due)
+        self.in_flight += 1
+        if self._idle:
+            connection = self._idle.pop()
+            connection.exchange = exchange
+            self._write(connection, exchange)
+            return
+        try:
+            sock = socket.socket(self._family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        except OSError as problem:
+            self._fail(None, exchange, "socket", problem)
+            return
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._kernel_stamps:
+            sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        connection = Connection(sock, exchange)
+        code = sock.connect_ex(self._address)
+        self.opened += 1
+        if code in (0, errno.EINPROGRESS):
+            self._connections[connection.fd] = connection
+            self._epoll.register(connection.fd, IN if code == 0 else OUT)
+            if code == 0:
+                self._write(connection, exchange)
+        else:
+            self._fail(connection, exchange, "connect", OSError(code, os.strerror(code)))
+
+    def turn(self, timeout: float) -> list[Exchange]:
+        """Wait up to `timeout` seconds for bytes, read what is there once per socket; returns what ended."""
+        done, self._failed = self._failed, []
+        if done:
+            timeout = 0.0
+        connections = self._connections
+        clock = self.clock
+        for fd, mask in self._epoll.poll(timeout):
+            connection = connections[fd]
+            exchange = connection.exchange
+            if mask & OUT and exchange is not None:
+                self._writable(connection, exchange)
+                continue
+            try:
+                data, ancillary, _, _ = connection.recvmsg(READ_BYTES, ANCILLARY_BYTES)
+            except BlockingIOError:
+                continue
+            except OSError as problem:
+                if exchange is not None:
+                    self._fail(connection, exchange, "reset", problem)
+                else:
+                    self._drop(connection)
+                continue
+            now = clock()
+            if exchange is None:  # bytes or an end where none were asked for: never reuse that connection
+                self._drop(connection)
+                continue
+            if data:
+                exchange.parts.append(data)
+                exchange.stamps.append(ancillary[0][2] if ancillary else b"")
+                exchange.reads.append(now)
+                self.bytes_read += len(data)
+                framing = exchange.framing
+                if framing == HEAD:
+                    framing = self._head(exchange)
+                elif framing == LENGTH:
+                    exchange.left -= len(data)
+                if framing == CHUNKED:
+                    if not data.endswith(LAST_CHUNK) and (len(data) >= 7 or not _tail(exchange).endswith(LAST_CHUNK)):
+                        continue
+                elif framing != LENGTH or exchange.left > 0:
+                    continue
+            else:
+                exchange.keep = False
+                if exchange.framing != CLOSE:
+                    exchange.error = ("cut", "the server closed the connection before the response was complete")
+            self._finish(connection, exchange, now)
+            done.append(exchange)
+        self.in_flight -= len(done)
+        return done
+
+    def overdue(self, sent_before: int) -> list[Exchange]:
+        """End every exchange that is due or was sent before that time and has not ended; for time-outs."""
+        return self._abandon("timeout", "no complete response within the time allowed", sent_before)
+
+    def cancel(self) -> list[Exchange]:
+        """End everything in flight."""
+        return self._abandon("cancelled", "ended by the client after the window", None)
+
+    def close(self) -> None:
+        """Close every connection; what is in flight is lost, so `cancel` first."""
+        for connection in list(self._connections.values()):
+            self._drop(connection)
+        self._epoll.close()
+
+    # Below: once or twice per request, not per chunk.
+
+    def _writable(self, connection: Connection, exchange: Exchange) -> None:
+        if not exchange.sent:
+            code = connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if code:
+                self._fail(connection, exchange, "connect", OSError(code, os.strerror(code)))
+                return
+        self._epoll.modify(connection.fd, IN)
+        self._write(connection, exchange)
+
+    def _write(self, connection: Connection, exchange: Exchange) -> None:
+        # Stamped before the call: over loopback the server may answer before `send` returns.
+        exchange.sent = self.clock()
+        try:
+            written = connection.sock.send(exchange.todo)
+        except BlockingIOError:
+            written = 0
+        except OSError as problem:
+            self._fail(connection, exchange, "reset", problem)
+            return
+        if written < len(exchange.todo):
+            exchange.todo = exchange.todo[written:]
+            self._epoll.modify(connection.fd, OUT)
+        else:
+            exchange.todo = b""
+
+    def _head(self, exchange: Exchange) -> int:
+        """Find out how the response ends; `http` checks the details afterwards, from the same bytes."""
+        data = b"".join(exchange.parts)
+        end = data.find(b"\r\n\r\n")
+        if end < 0:
+            return HEAD
+        head = data[:end].lower()
+        exchange.keep = head.startswith(b"http/1.1") and b"\r\nconnection: close" not in head
+        at = head.find(b"\r\ncontent-length:")
+        if b"\r\ntransfer-encoding: chunked" in head:
+            exchange.framing = CHUNKED
+        elif at >= 0:
+            value = head[at + 17 :].split(b"\r\n", 1)[0].strip()
+            exchange.framing = LENGTH if value.isdigit() else CLOSE
+            exchange.left = int(value) - (len(data) - end - 4) if value.isdigit() else 0
+        else:
+            exchange.framing = CLOSE
+        return exchange.framing
+
+    def _finish(self, connection: Connection, exchange: Exchange, now: int) -> None:
+        stamp = exchange.stamps[-1] if exchange.stamps else b""
+        exchange.ended = stamp_ns(stamp) if stamp and exchange.error is None else now
+        connection.exchange = None
+        if exchange.keep and exchange.left == 0:
+            self._idle.append(connection)
+        else:
+            self._drop(connection)
+
+    def _fail(self, connection: Connection | None, exchange: Exchange, where: str, problem: OSError) -> None:
+        kind = "refused" if problem.errno == errno.ECONNREFUSED else where
+        exchange.error = (kind, problem.strerror or str(problem))
+        exchange.ended = self.clock()
+        if connection is not None:
+            connection.exchange = None
+            self._drop(connection)
+        self._failed.append(exchange)
+
+    def _abandon(self, kind: str, detail: str, before: int | None) -> list[Exchange]:
+        now = self.clock()
+        ended = []
+        for connection in list(self._connections.values()):
+            exchange = connection.exchange
+            if exchange is None or (before is not None and (exchange.sent or exchange.due) >= before):
+                continue
+            exchange.error = (kind, detail)
+            exchange.ended = now
+            connection.exchange = None
+            self._drop(connection)
+            ended.append(exchange)
+        self.in_flight -= len(ended)
+        return ended
+
+    def _drop(self, connection: Connection) -> None:
+        if self._connections.pop(connection.fd, None) is not None:
+            self._epoll.unregister(connection.fd)
+        if connection in self._idle:
+            self._idle.remove(connection)
+        connection.sock.close()
+
+
+def stamp_ns(stamp: bytes) -> int:
+    """The kernel's timespec as nanoseconds."""
+    seconds, nanoseconds = TIMESPEC.unpack(stamp)
+    return int(seconds * 1_000_000_000 + nanoseconds)
+
+
+def _tail(exchange: Exchange) -> bytes:
+    """The last bytes received, at least seven where there are as many: a terminator may arrive in pieces."""
+    tail = b""
+    for part in reversed(exchange.parts):
+        tail = part + tail
+        if len(tail) >= len(LAST_CHUNK):
+            break
+    return tail
+
+
+def kernel_stamps_work() -> bool:
+    """Try it over loopback. The kernel switches stamping on shortly after the first socket asks, hence the patience;
+    some sandboxes accept the option and never deliver."""
+    with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
+        listener = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
+        sender = opened.enter_context(socket.create_connection(listener.getsockname(), timeout=1))
+        receiver = opened.enter_context(listener.accept()[0])
+        receiver.settimeout(1)
+        receiver.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        for _ in range(50):
+            sender.sendall(b"x")
+            _, ancillary, _, _ = receiver.recvmsg(1, ANCILLARY_BYTES)
+            if ancillary and len(ancillary[0][2]) == TIMESPEC.size:
+                return abs(time.time_ns() - stamp_ns(ancillary[0][2])) < 1_000_000_000
+            time.sleep(0.002)
+    return False

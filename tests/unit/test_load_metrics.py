@@ -1,0 +1,135 @@
+"""Windows, percentiles, throughput: small numbers worked out by hand."""
+
+import pytest
+
+from servelab.load import metrics
+from servelab.load.capture import Record
+from servelab.load.metrics import Tally, Window, percentile, reasons_invalid, spread, steady_window
+from servelab.shared.sse import Reply
+
+S = 1_000_000_000
+
+
+def test_window_opens_at_95_percent_and_closes_when_launching_stops() -> None:
+    # 2 of 2 from t=1; the dip from 4 to 5 stays inside; stop at 9. 3 s × 2 + 1 s × 1 + 4 s × 2 in flight = 15 over 8 s.
+    window = steady_window([(0, 4 * S), (1 * S, 10 * S), (5 * S, 12 * S)], 2, 9 * S)
+    assert window == Window(1 * S, 9 * S, 15 / 8)
+
+
+def test_window_of_twenty_needs_nineteen() -> None:
+    intervals = [(i * S, 100 * S) for i in range(20)]
+    window = steady_window(intervals, 20, 50 * S)
+    assert window is not None
+    assert window.start == 18 * S
+
+
+def test_no_window_when_the_load_was_never_reached() -> None:
+    assert steady_window([(0, 5 * S)], 2, 9 * S) is None
+    assert steady_window([], 1, 9 * S) is None
+    assert steady_window([(10 * S, 11 * S)], 1, 9 * S) is None
+
+
+def test_an_end_and_a_start_at_one_moment_are_no_gap_in_the_mean() -> None:
+    assert steady_window([(0, 5), (5, 10)], 1, 10) == Window(0, 10, 1.0)
+
+
+def test_percentile_is_nearest_rank() -> None:
+    values = [float(x) for x in range(1, 11)]
+    assert [percentile(values, p) for p in (0, 10, 50, 51, 90, 99, 100)] == [1, 1, 5, 6, 9, 10, 10]
+
+
+def test_percentiles_need_enough_requests() -> None:
+    values = [float(x) for x in range(1, 663)]
+    assert spread(values[:63], 63)["p90"] is None
+    assert spread(values[:64], 64) == {"mean": 32.5, "p50": 32.0, "p90": 58.0, "p99": None, "n": 64}
+    assert spread(values[:661], 661)["p99"] is None
+    assert spread(values, 662)["p99"] == 656.0  # ceil(0.99 × 662) = 656
+    assert spread([], 0) == {"mean": None, "p50": None, "p90": None, "p99": None, "n": 0}
+
+
+def exchange(sent: int, ended: int, times: list[int], due: int | None = None, lag: int = 0) -> Record:
+    reads = [time + lag for time in times]
+    return Record(0, sent if due is None else due, sent, ended, [b""] * len(times), times, reads, 0, False, None)
+
+
+def reply(chunks: list[tuple[int, int | None]], tokens: int, error: tuple[str, str] | None = None) -> Reply:
+    return Reply(chunks=chunks, prompt_tokens=7, completion_tokens=tokens, error=error, done=True)
+
+
+def test_a_level_by_hand() -> None:
+    ms = 1_000_000
+    tally = Tally(Window(0, 1000 * ms, 1.0))
+    # sent at 100, text at 200 (3 tokens), 230 (4), 260 (4), 290 (1): case 15's stream, 10 ms per token
+    chunks: list[tuple[int, int | None]] = [(200 * ms, 3), (230 * ms, 4), (260 * ms, 4), (290 * ms, 1)]
+    tally.add(exchange(100 * ms, 291 * ms, [t for t, _ in chunks], due=99 * ms, lag=2 * ms), reply(chunks, 12))
+    # sent before the window closes and ended after it: its first delta counts for the throughput, nothing for latencies
+    late: list[tuple[int, int | None]] = [(990 * ms, 5), (1010 * ms, 7)]
+    tally.add(exchange(900 * ms, 1020 * ms, [t for t, _ in late]), reply(late, 12))
+    level = tally.summary(1, 1.0, True, 0.1)
+    assert level["requests"]["completed"] == 2
+    assert level["requests"]["in_window"] == 1
+    assert level["output_tok_s"] == 17.0
+    assert level["output_tok_s_naive"] == pytest.approx(24 / 0.910, rel=1e-5)
+    assert level["ttft_ms"]["mean"] == 100.0
+    assert level["chunk_gap_ms"] == {"mean": 30.0, "p50": 30.0, "p90": None, "p99": None, "n": 3}
+    assert level["tpot_ms"]["mean"] == 10.0  # 90 ms for the 9 tokens behind the first delta, not for 11, not per delta
+    assert level["e2e_ms"]["mean"] == 191.0
+    assert level["tokens_per_chunk"] == 3.0
+    assert level["self"]["lag_p99_ms"] == 2.0
+    assert level["self"]["late_send_p99_ms"] == 1.0
+    assert reasons_invalid({"concurrency": 1} | level) == []
+
+
+def test_scale_turns_wall_into_reported_seconds() -> None:
+    tally = Tally(Window(0, 2 * S, 1.0))
+    chunks: list[tuple[int, int | None]] = [(1 * S // 10, 1), (2 * S // 10, 1)]
+    tally.add(exchange(0, 3 * S // 10, [t for t, _ in chunks]), reply(chunks, 2))
+    level = tally.summary(1, 5.0, True, 0.1)
+    assert level["window_s"] == 10.0
+    assert level["output_tok_s"] == 0.2
+    assert level["ttft_ms"]["mean"] == 500.0
+    assert level["tpot_ms"]["mean"] == 500.0
+
+
+def test_without_usage_per_delta_tokens_are_spread_evenly() -> None:
+    tally = Tally(Window(0, 10, 1.0))
+    tally.add(exchange(1, 14, [4, 8, 12]), reply([(4, None), (8, None), (12, None)], 12))
+    assert tally.tokens_in_window == pytest.approx(8)
+    assert tally.summary(1, 1.0, True, 0.0)["tokens_per_chunk"] is None
+
+
+def test_failures_are_counted_by_kind_and_make_the_level_invalid() -> None:
+    tally = Tally(Window(0, 1000, 10.0))
+    for kind in ("http_500", "cut", "cut", "cancelled"):
+        tally.add(exchange(1, 5, [2]), Reply(error=(kind, "")))
+    tally.add(exchange(1, 5, [2, 3]), reply([(2, 1), (3, 1)], 2))
+    level = {"concurrency": 10} | tally.summary(10, 1.0, True, 0.1)
+    assert level["requests"]["errors"] == {"cut": 2, "http_500": 1}
+    assert (level["requests"]["failed"], level["requests"]["cancelled"], level["requests"]["completed"]) == (3, 1, 1)
+    assert reasons_invalid(level) == ["2 requests failed: cut", "1 request failed: http_500"]
+
+
+@pytest.mark.parametrize(
+    ("mean", "cpu", "words"),
+    [(9.7, 0.1, "not sustained"), (10.0, 0.71, "bottleneck"), (None, 0.1, "never reached")],
+)
+def test_reasons(mean: float | None, cpu: float, words: str) -> None:
+    tally = Tally(None if mean is None else Window(0, 1000, mean))
+    tally.add(exchange(1, 5, [2, 3]), reply([(2, 1), (3, 1)], 2))
+    reasons = reasons_invalid({"concurrency": 10} | tally.summary(10, 1.0, True, cpu))
+    assert len(reasons) == 1
+    assert words in reasons[0]
+
+
+def test_deltas_read_together_are_counted() -> None:
+    tally = Tally(Window(0, 1000, 1.0))
+    tally.add(exchange(1, 9, [2, 3, 3, 4]), reply([(2, 1), (3, 1), (3, 1), (4, 1)], 4))
+    level = {"concurrency": 1} | tally.summary(1, 1.0, True, 0.1)
+    assert level["self"]["merged_share"] == pytest.approx(1 / 3, abs=1e-5)
+    assert "read 33.3% of the deltas together" in reasons_invalid(level)[0]
+
+
+def test_every_figure_that_needs_it_has_a_definition() -> None:
+    tally = Tally(Window(0, 1000, 1.0))
+    figures = {key for key in tally.summary(1, 1.0, True, 0.0) if key.endswith(("_ms", "tok_s", "naive"))}
+    assert figures <= set(metrics.DEFINITIONS)

@@ -1,0 +1,211 @@
+"""The stream parser against hand-made streams, against streams of a real SGLang 0.5.15, and torn at every byte."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from servelab.load.capture import Record
+from servelab.load.http import BadResponse, parse_response
+from servelab.load.rows import interpret
+from servelab.shared.sse import Reply, read_reply, split_events
+
+CASES = Path(__file__).parent / "cases"
+MS = 1_000_000
+
+
+def case(name: str) -> Reply:
+    lines = (CASES / "15-sse-streams" / f"{name}.jsonl").read_text().splitlines()
+    stream, times = b"", []
+    for line in map(json.loads, lines):
+        stream += line["line"].encode() + b"\n\n"
+        if line["line"].startswith("data:"):
+            times.append(line["t_ms"])
+    return read_reply((time, data) for time, (_, data) in zip(times, split_events(stream), strict=True))
+
+
+def record(
+    parts: list[bytes], times: list[int], *, closed: bool = True, error: tuple[str, str] | None = None
+) -> Record:
+    return Record(0, 0, 0, times[-1] if times else 0, parts, times, times, 0, closed, error)
+
+
+def real(name: str) -> bytes:
+    return (CASES / "sse-real" / f"{name}.raw").read_bytes()
+
+
+def test_several_tokens_per_delta() -> None:
+    reply = case("multi_token")
+    assert reply.error is None
+    # the role-only delta at 40 ms is not the first token; the comment at 55 ms is nothing
+    assert reply.chunks == [(100, 3), (130, 4), (160, 4), (190, 1)]
+    assert (reply.completion_tokens, reply.finish_reason) == (12, "stop")
+
+
+def test_reasoning_is_the_first_text_and_the_answer_comes_later() -> None:
+    reply = case("reasoning")
+    assert reply.error is None
+    assert reply.chunks[0] == (120, 1)
+    assert reply.first_answer == 900
+    assert reply.completion_tokens == 42
+    # the last token came without text, at 930: it belongs to the last delta with text
+    assert reply.chunks == [(120, 1), (400, 19), (900, 22)]
+    assert reply.finish_reason == "length"
+
+
+@pytest.mark.parametrize(("name", "kind"), [("error_midstream", "in_band"), ("no_usage", "no_usage"), ("cut", "cut")])
+def test_failed_streams(name: str, kind: str) -> None:
+    reply = case(name)
+    assert reply.error is not None
+    assert reply.error[0] == kind
+
+
+def test_no_usage_invents_no_tokens() -> None:
+    reply = case("no_usage")
+    assert reply.completion_tokens is None
+    assert reply.chunks == [(80, None), (120, None), (150, None)]
+
+
+def test_real_completions_stream_with_continuous_usage() -> None:
+    raw = real("sse_completions_usage_continuous")
+    reply = interpret(record([raw], [5]), 64)
+    assert reply.error is None
+    assert (reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens) == (9, 64, 7)
+    # read off the capture: every word of the text is one token of that model
+    assert [tokens for _, tokens in reply.chunks] == [
+        *(1, 4, 2, 4, 4, 2, 2, 1, 1, 2, 4, 2, 4, 4, 2, 2, 1, 1, 2, 4, 2, 4, 4, 2, 2, 1)
+    ]
+
+
+def test_real_chat_stream_role_and_finish_are_no_deltas() -> None:
+    reply = interpret(record([real("sse_chat_usage")], [5]), 64)
+    assert reply.error is None
+    assert len(reply.chunks) == 25  # of 29 events: not the role, not the finish, not the usage, not [DONE]
+    assert all(tokens is None for _, tokens in reply.chunks)
+    assert reply.completion_tokens == 64
+
+
+def test_real_abort_and_real_error_behind_http_200() -> None:
+    aborted = interpret(record([real("sse_aborted_by_abort_request")], [5]), 173)
+    assert aborted.error is not None
+    assert aborted.error[0] == "aborted"
+    too_long = interpret(record([real("err_long_generate_stream")], [5]), 64)
+    assert too_long.error == (
+        "in_band",
+        "The input (9004 tokens) is longer than the model's context length (8192 tokens).",
+    )
+
+
+def test_torn_at_every_byte() -> None:
+    raw = real("sse_completions_usage_continuous")
+    whole = interpret(record([raw], [5]), 64)
+    ends = []  # where each event with text ends in the recorded bytes, found without the parser
+    at = 0
+    while (at := raw.find(b'"text":" w', at + 1)) >= 0:
+        ends.append(raw.index(b"\n\n", at) + 2)
+    for cut in range(1, len(raw)):
+        reply = interpret(record([raw[:cut], raw[cut:]], [100, 200]), 64)
+        assert reply.error is None, cut
+        assert [tokens for _, tokens in reply.chunks] == [tokens for _, tokens in whole.chunks]
+        # a delta has arrived when its last byte has
+        assert [time for time, _ in reply.chunks] == [100 if end <= cut else 200 for end in ends], cut
+
+
+def test_byte_by_byte() -> None:
+    raw = real("sse_chat_usage")
+    reply = interpret(record([raw[i : i + 1] for i in range(len(raw))], list(range(len(raw)))), 64)
+    assert reply.error is None
+    assert reply.completion_tokens == 64
+    assert [raw[time - 1 : time + 1] for time, _ in reply.chunks] == [b"\n\n"] * 25
+
+
+def test_cut_at_every_byte_is_never_a_success() -> None:
+    raw = real("sse_completions_usage_continuous")
+    for cut in range(len(raw)):
+        reply = interpret(record([raw[:cut]] if cut else [], [100] if cut else []), 64)
+        assert reply.error is not None, cut
+        assert reply.error[0] == "cut", (cut, reply.error)
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_line_ends_comments_and_joined_data(end: bytes) -> None:
+    lines = [b": hello", b"event: x", b"data:1", b"data: 2", b"", b"id: 7", b"", b"data: 3", b"", b"data: lost"]
+    stream = end.join(lines)
+    assert [data for _, data in split_events(stream)] == [b"1\n2", b"3"]
+
+
+def test_an_event_ends_behind_its_blank_line() -> None:
+    assert list(split_events(b"data: a\n\ndata: bc\r\n\r\n")) == [(9, b"a"), (21, b"bc")]
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (b"{", "protocol"),
+        (b"[]", "protocol"),
+        (b'{"choices": [{"text": "a", "finish_reason": null}], "usage": {"completion_tokens": "1"}}', "protocol"),
+        (b'{"choices": 3}', "protocol"),
+        (b'{"error": "out of memory"}', "in_band"),
+    ],
+)
+def test_what_no_server_should_send(data: bytes, kind: str) -> None:
+    reply = read_reply([(1, data), (2, b"[DONE]")])
+    assert reply.error is not None
+    assert reply.error[0] == kind
+
+
+def test_usage_that_goes_backwards_is_refused() -> None:
+    def delta(total: int) -> bytes:
+        choice = {"text": "a", "finish_reason": None}
+        return json.dumps({"choices": [choice], "usage": {"completion_tokens": total}}).encode()
+
+    reply = read_reply([(1, delta(3)), (2, delta(2))])
+    assert reply.error is not None
+    assert reply.error[0] == "protocol"
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def test_chunked_framing() -> None:
+    response = parse_response(HEAD + b"3\r\nabc\r\nA;x=1\r\n0123456789\r\n0\r\n\r\n", closed=False)
+    assert (response.status, response.body, response.problem) == (200, b"abc0123456789", None)
+
+
+@pytest.mark.parametrize(
+    ("raw", "kind"),
+    [
+        (HEAD + b"3\r\nabc\r\n0\r\n", "cut"),
+        (HEAD + b"3\r\nab", "cut"),
+        (HEAD + b"3\r\nabcd\r\n0\r\n\r\n", "protocol"),
+        (HEAD + b"x\r\nabc\r\n0\r\n\r\n", "protocol"),
+        (HEAD + b"-3\r\nabc\r\n0\r\n\r\n", "protocol"),
+        (HEAD + b"0\r\n\r\nHTTP/1.1", "protocol"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nabc", "cut"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nabc", "protocol"),
+        (b"HTTP/1.1 200 OK\r\n\r\nabc", "cut"),
+    ],
+)
+def test_bad_framing(raw: bytes, kind: str) -> None:
+    problem = parse_response(raw, closed=False).problem
+    assert problem is not None
+    assert problem.kind == kind
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\n",
+        b"SSH-2.0-OpenSSH\r\n\r\n",
+        b"HTTP/2 200\r\n\r\n",
+        b"HTTP/1.1 20x OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\na",
+        b"HTTP/1.1 200 OK\r\nContent-Length: +1\r\n\r\na",
+    ],
+)
+def test_what_is_no_response(raw: bytes) -> None:
+    with pytest.raises(BadResponse):
+        parse_response(raw, closed=True)
