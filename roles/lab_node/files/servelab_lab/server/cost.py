@@ -63,7 +63,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Mode:
-    """What the server's flags mean to the model. `graph_max_batch` 0: no CUDA graph; `draft_steps` 0: no speculation."""
+    """What the server's flags mean here. `graph_max_batch` 0: no CUDA graphs; `draft_steps` 0: no speculation."""
 
     backend: str = "nccl"
     graph_max_batch: int = 512

@@ -41,7 +41,7 @@ class Scheduler:
 
 
 def spawn(rank: int, card: int, *, survivor: bool, holds_card: bool) -> Scheduler:
-    """Fork a scheduler; call before there are threads or a loop. A survivor ignores SIGTERM and its launcher's death."""
+    """Fork a scheduler, before there are threads or a loop. A survivor ignores SIGTERM and its launcher's death."""
     ours, theirs = socket.socketpair()
     launcher = os.getpid()
     pid = os.fork()

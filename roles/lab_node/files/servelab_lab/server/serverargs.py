@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 try:
-    from servelab_lab.shared.sglang_flags import build_parser, read_flags
-    from servelab_lab.shared.sglang_release import Release, read_version
+    from servelab_lab.shared.sglang_flags import FlagsUnreadable, build_parser, read_flags
+    from servelab_lab.shared.sglang_release import Release, ReleaseError, read_version
 except ModuleNotFoundError:  # In the checkout, where the lab has not copied the shared parsers beside the package.
-    from servelab.shared.sglang_flags import build_parser, read_flags  # type: ignore[no-redef]
-    from servelab.shared.sglang_release import Release, read_version  # type: ignore[no-redef]
+    from servelab.shared.sglang_flags import FlagsUnreadable, build_parser, read_flags  # type: ignore[no-redef]
+    from servelab.shared.sglang_release import Release, ReleaseError, read_version  # type: ignore[no-redef]
 
 from .cost import Mode, Profile
 
@@ -51,17 +51,32 @@ class ServerArgs:
     @property
     def old_logs(self) -> bool:
         """Whether the release writes its log as 0.5.15 does; the other layout known is that of 0.5.23."""
-        return Release.parse(self.version) <= Release((0, 5, 15))
+        return bool(Release.parse(self.version) <= Release((0, 5, 15)))
 
 
 def parse(package: Path, argv: Sequence[str], profile: Profile) -> ServerArgs:
-    """Parse `argv` with the flags of the SGLang in `package`. Exits with status 2 on a usage error."""
-    parser = build_parser(read_flags(package))
+    """Parse `argv` with the flags of the SGLang in `package`; exits with status 2 on a usage error.
+
+    Raises Unsupported when the package cannot be read.
+    """
+    try:
+        parser, version = build_parser(read_flags(package)), read_version(package)
+    except (FlagsUnreadable, ReleaseError) as error:
+        raise Unsupported(str(error)) from error
     values = vars(parser.parse_args(list(argv)))
     for name in ("config", "help"):
         values.pop(name, None)
     command = shlex.join([sys.executable, "-m", "sglang.launch_server", *argv])
-    return ServerArgs(_resolved(values, profile), read_version(package), command)
+    args = ServerArgs(_resolved(values, profile), version, command)
+    if "cuda_graph_config" not in values:
+        return args
+    graphs = {"decode": _graphs("full" if graph_max_batch(args) else "disabled", graph_batches(args))}
+    graphs["prefill"] = _graphs("disabled", [])
+    return ServerArgs({**args.values, "cuda_graph_config": graphs}, version, command)
+
+
+def _graphs(backend: str, batches: list[int]) -> dict[str, Any]:
+    return {"backend": backend, "max_bs": max(batches, default=None), "bs": batches or None}
 
 
 def _resolved(values: dict[str, Any], profile: Profile) -> dict[str, Any]:

@@ -161,6 +161,10 @@ class Start:
 
     def _capture(self, division: Plan) -> None:
         batches = graph_batches(self.args)
+        self._each(
+            "Disable prefill CUDA graph because cuda_graph_config resolved prefill.backend='disabled' "
+            "(e.g. via --cuda-graph-backend-prefill=disabled or auto-disable rules)."
+        )
         if not batches:
             self._pause(_GRAPHS)
             return
