@@ -1,0 +1,7 @@
+"""python3 -m servelab_lab.pct"""
+
+import sys
+
+from .cli import main
+
+sys.exit(main(sys.argv[1:]))
