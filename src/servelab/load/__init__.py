@@ -11,4 +11,5 @@ server    everything asked of the server besides load: identity, cache flush, se
 progress  progress.json and the terminal
 session   the levels of one run, from the checks before to summary.json
 command   the command line
+story     older call forms of it
 """

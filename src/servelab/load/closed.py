@@ -29,7 +29,7 @@ class Plan:
 
     concurrency: int
     min_seconds: float
-    min_waves: float
+    min_requests: int
     ramp_seconds: float
     timeout: float
     drain: bool  # let what is in flight at the end of the window end by itself, instead of cancelling it
@@ -168,7 +168,7 @@ def _enough(plan: Plan, state: State, now: int) -> bool:
     return (
         state.window_start is not None
         and now - state.window_start >= plan.min_seconds * SECOND
-        and state.ended_in_window >= plan.min_waves * plan.concurrency
+        and state.ended_in_window >= plan.min_requests
     )
 
 

@@ -48,12 +48,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--levels", type=_levels, default=[1], metavar="C,C,…", help="requests in flight, in this order (default 1)")
     add("--api", choices=("completions", "chat"), default="completions", help="default %(default)s")
     add("--model", help="name to ask for (default: the one that the server gives)")
-    add("--input-tokens", type=_positive, default=512, help="about this many per prompt (default %(default)s)")
-    add("--output-tokens", type=_positive, default=128, help="exactly this many per response (default %(default)s)")
+    add("--input-tokens", type=positive, default=512, help="about this many per prompt (default %(default)s)")
+    add("--output-tokens", type=positive, default=128, help="exactly this many per response (default %(default)s)")
     add("--seed", type=int, default=1, help="the same seed gives the same prompts (default %(default)s)")
     add("--min-seconds", type=_seconds, default=30.0, help="shortest steady window, reported seconds (default 30)")
     add("--min-waves", type=_seconds, default=3.0, help="fewest requests ended in it, times the level (default 3)")
-    add("--warmup-requests", type=_count, default=4, help="requests before the first level (default %(default)s)")
+    add("--min-requests", type=whole, default=0, help="fewest requests ended in it at any level (default %(default)s)")
+    add("--warmup-requests", type=whole, default=4, help="requests before the first level (default %(default)s)")
     add("--timeout", type=_seconds, default=600.0, help="wall seconds for one request (default 600)")
     add(
         "--after-window",
@@ -123,6 +124,7 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         min_seconds=args.min_seconds,
         min_waves=args.min_waves,
+        min_requests=args.min_requests,
         warmup_requests=args.warmup_requests,
         timeout=args.timeout,
         drain=args.after_window == "drain",
@@ -136,17 +138,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _levels(text: str) -> list[int]:
-    return [_positive(word) for word in text.split(",")]
+    return [positive(word) for word in text.split(",")]
 
 
-def _positive(text: str) -> int:
-    value = _count(text)
+def positive(text: str) -> int:
+    value = whole(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return value
 
 
-def _count(text: str) -> int:
+def whole(text: str) -> int:
     text = text.strip()
     if not (text.isascii() and text.isdigit()) or len(text) > 9:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")

@@ -103,7 +103,7 @@ class Progress:
             return None
         passed = (now - state.window_start) / 1e9
         left = plan.min_seconds - passed
-        missing = plan.min_waves * plan.concurrency - state.ended_in_window
+        missing = plan.min_requests - state.ended_in_window
         if missing > 0:
             if not state.ended_in_window:
                 return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import math
 import platform
 import resource
 import signal
@@ -44,6 +45,7 @@ class Options:
     seed: int
     min_seconds: float
     min_waves: float
+    min_requests: int
     warmup_requests: int
     timeout: float
     drain: bool
@@ -175,7 +177,7 @@ class Session:
         path = self.options.out / "warmup.capture"
         atonce = min(count, max(self.options.levels))
         wire = Wire(self.server.address(), self.stamped)
-        plan = closed.Plan(atonce, 0, count / atonce, 0, self.options.timeout, drain=True)
+        plan = closed.Plan(atonce, 0, count, 0, self.options.timeout, drain=True)
         try:
             with capture.Writer(path) as writer:
                 state = closed.run(wire, plan, self._payloads(0), writer, [], lambda _: self.stop.asked)
@@ -199,7 +201,7 @@ class Session:
         plan = closed.Plan(
             concurrency=concurrency,
             min_seconds=options.min_seconds / self.scale,
-            min_waves=options.min_waves,
+            min_requests=max(options.min_requests, math.ceil(options.min_waves * concurrency)),
             ramp_seconds=self.request_seconds if concurrency > 1 else 0.0,
             timeout=options.timeout,
             drain=options.drain,
@@ -303,6 +305,7 @@ class Session:
                 "prompts": "generated sentences, each with its own beginning",
                 "min_seconds": options.min_seconds,
                 "min_waves": options.min_waves,
+                "min_requests": options.min_requests,
                 "warmup_requests": options.warmup_requests,
             },
             "levels": levels,
