@@ -1,7 +1,8 @@
-"""The firewall rules that a lab adds to its host. Each carries the lab's comment; by that comment they are found again."""
+"""The firewall rules that a lab adds to its host. Each carries the lab's comment, by which it is found again."""
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from dataclasses import dataclass
 
@@ -27,8 +28,8 @@ class Rule:
 def lab_rules(bridge: str, subnet: str, comment: str) -> list[Rule]:
     """What lets the lab out: masquerade, forwarding in both directions, and segments that fit the uplink.
 
-    The accept rules are put first, because a host with Docker or ufw drops what it does not know. The clamp is there because
-    uplinks narrower than 1500 bytes are common (tunnels, clouds) and their "fragmentation needed" often gets lost.
+    The accept rules are put first, because a host with Docker or ufw drops what it does not know. The clamp is there
+    because uplinks narrower than 1500 bytes are common (tunnels, clouds) and "fragmentation needed" often gets lost.
     """
     mark = ("-m", "comment", "--comment", comment)
     clamp = ("-p", "tcp", "-m", "tcp", "--tcp-flags", "SYN,RST", "SYN", *mark, "-j", "TCPMSS", "--clamp-mss-to-pmtu")
@@ -42,13 +43,13 @@ def lab_rules(bridge: str, subnet: str, comment: str) -> list[Rule]:
 
 
 def marked_rules(iptables_save: str, comment: str) -> list[Rule]:
-    """All rules with exactly this comment in the output of `iptables-save`, whoever wrote them and in whatever shape."""
+    """All rules with exactly this comment in the output of `iptables-save`, in whatever shape they were written."""
     table, found = "", []
     for line in iptables_save.splitlines():
         if line.startswith("*"):
             table = line[1:].strip()
         elif line.startswith("-A "):
             words = shlex.split(line)
-            if any(pair == ("--comment", comment) for pair in zip(words, words[1:], strict=False)):
+            if any(pair == ("--comment", comment) for pair in itertools.pairwise(words)):
                 found.append(Rule(table, words[1], tuple(words[2:])))
     return found

@@ -1,4 +1,4 @@
-"""What the machine that carries a lab must offer, and how it reaches the world: read here, passed on to node and guest."""
+"""What a machine must offer to carry a lab, and how it reaches the world, so that node and guest can do likewise."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ __all__ = [
     "overlapping_route",
     "pip_settings",
     "proxies",
+    "read_all",
 ]
 
 # What is run here, and the Debian package that brings it.
@@ -34,7 +35,7 @@ COMMANDS = {
 KEYRING = ("/usr/share/keyrings/debian-archive-keyring.gpg", "debian-archive-keyring")
 
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
-_PIP_KEYS = ("index-url", "extra-index-url", "trusted-host", "timeout", "proxy")
+_PIP_KEYS = ("index-url", "extra-index-url", "trusted-host", "timeout", "retries", "proxy")
 _PROXY_NAMES = ("http_proxy", "https_proxy", "no_proxy")
 
 
@@ -47,7 +48,7 @@ def apt_packages_missing(which: Callable[[str], str | None], exists: Callable[[s
 
 
 def overlapping_route(subnet: str, routes: Iterable[Mapping[str, Any]], own_bridge: str) -> str | None:
-    """The first route of this machine (objects of `ip -json route show table all`) inside or around `subnet`, as "10.0.0.0/8 dev tun0".
+    """The first route inside or around `subnet`, as "10.0.0.0/8 dev tun0"; `routes` as `ip -json route show` tells them.
 
     The default route covers everything and the lab's own bridge covers itself: neither is an overlap.
     """
@@ -87,6 +88,12 @@ def nameservers(resolv_conf: str, uplink_resolv_conf: str) -> list[str]:
     return listed(resolv_conf) or listed(uplink_resolv_conf)
 
 
+def _named_alike(settings: Mapping[str, str]) -> dict[str, str]:
+    """The settings that matter here; pip takes `default-timeout` for `timeout` and underscores for hyphens."""
+    renamed = {key.replace("_", "-").removeprefix("default-"): value for key, value in settings.items()}
+    return {key: value for key, value in renamed.items() if key in _PIP_KEYS and value}
+
+
 def pip_settings(files: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
     """How this machine's pip reaches its indexes, in pip.conf's names; later files win, the environment wins over all.
 
@@ -101,11 +108,12 @@ def pip_settings(files: Iterable[str], environment: Mapping[str, str]) -> dict[s
             continue
         for section in ("global", "install", "download"):
             if parser.has_section(section):
-                found.update({key: value for key, value in parser.items(section) if key in _PIP_KEYS})
-    for key in _PIP_KEYS:
-        value = environment.get("PIP_" + key.upper().replace("-", "_"))
-        if value:
-            found[key] = value
+                found.update(_named_alike(dict(parser.items(section))))
+    found.update(
+        _named_alike(
+            {name[4:].lower().replace("_", "-"): value for name, value in environment.items() if name[:4] == "PIP_"}
+        )
+    )
     for key in ("index-url", "extra-index-url"):
         if key in found:
             found[key] = " ".join(url for url in found[key].split() if url.startswith(("http://", "https://")))

@@ -11,7 +11,7 @@ module: lab_container
 short_description: Unpack, start and remove the LXC container that plays a node
 version_added: 0.1.0
 description:
-  - The container lies under a directory of the lab, not under C(/var/lib/lxc), so other containers are never in the way.
+  - The container lies under a directory of the lab, not under C(/var/lib/lxc), and so is never in the way of others.
   - Removal copes with whatever an interrupted run left, that is a container without a configuration, without a monitor
     process, or half unpacked.
 options:
@@ -174,7 +174,7 @@ class Container:
             self.module.fail_json(msg=f"LXC could not start {self.name}: {why}. More is in {self.log}.")
 
     def kill(self) -> None:
-        """End every process of the container. Killing its init takes all of its pid namespace along, guests included."""
+        """End every process of the container; with its init all of its pid namespace ends, guests included."""
         deadline = time.monotonic() + 30
         while (found := processes_of(self.name)) and time.monotonic() < deadline:
             for pid in found:

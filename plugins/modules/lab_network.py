@@ -12,15 +12,15 @@ short_description: Give a lab its bridge and its way out, or take them away
 version_added: 0.1.0
 description:
   - A bridge with the host's address on it, masquerading, accept rules for forwarded traffic, and IPv4 forwarding.
-  - Nothing here outlives a reboot. Forwarding is turned on once for all labs; what it was before is kept under C(/run) and
-    put back when the last lab goes.
+  - Nothing here outlives a reboot. Forwarding is turned on once for all labs; what it was before is kept under
+    C(/run) and put back when the last lab goes.
 options:
   name:
     description: The bridge.
     type: str
     required: true
   address:
-    description: The host's address on the bridge with its prefix length, as V(10.200.1.1/24). Needed when O(state=present).
+    description: The host's address on the bridge, as V(10.200.1.1/24). Needed when O(state=present).
     type: str
   comment:
     description: The mark in every firewall rule; rules with this mark and no others are removed.

@@ -11,8 +11,8 @@ module: lab_registries
 short_description: Read how this machine reaches package registries
 version_added: 0.1.0
 description:
-  - What lets this machine reach Debian and PyPI (mirrors, pip's settings, proxies, name servers, extra certificate authorities),
-    so that a container on it can be given the same. Changes nothing.
+  - What lets this machine reach Debian and PyPI (mirrors, pip's settings, proxies, name servers, further certificate
+    authorities), so that a container on it can be given the same. Changes nothing.
   - Addresses may carry credentials, hence C(no_log) on the task that uses this.
 options: {}
 attributes:
