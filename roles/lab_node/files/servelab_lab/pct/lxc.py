@@ -186,7 +186,9 @@ class Lxc:
         sys.stderr.flush()
         kept = ["--keep-env"] if keep_environment else ["--clear-env"]
         words = ["lxc-attach", "-P", str(self._lxc), "-n", str(vmid), *kept]
-        os.execvpe(words[0], [*words, "--", *command] if command else words, {**os.environ, "PATH": _PATH})
+        environment = {**os.environ, "PATH": _PATH}
+        environment.pop("PYTHONPATH", None)  # set by our own wrapper; the guest's Python must not see it
+        os.execvpe(words[0], [*words, "--", *command] if command else words, environment)
 
     def add_device(self, vmid: int, config: Config, properties: dict[str, str]) -> None:
         pid = self._require_pid(vmid)

@@ -14,6 +14,12 @@ from .values import as_boolean
 
 FIRST_ID, IDS = 100000, 65536
 _INCLUDES = Path("/usr/share/lxc/config")
+# The include for unprivileged containers clears the filter's rules; a rule for a card alone would shut /dev/null out.
+_ALWAYS = (
+    "c *:* m",
+    "b *:* m",
+    *(f"c {n} rwm" for n in ["1:3", "1:5", "1:7", "1:8", "1:9", "5:0", "5:1", "5:2", "10:229", "136:*"]),
+)
 # What the lab's driver shows to every guest with a card: its version, and the socket nvidia-smi asks.
 _DRIVER_PROC, _DRIVER_SOCKET = "/proc/driver", "/run/servelab-gpu"
 
@@ -65,6 +71,7 @@ def lines(vmid: int, config: Config, host: Host) -> list[str]:
     if config.unprivileged:
         result.append(f"lxc.include = {_INCLUDES}/userns.conf")
         result += [f"lxc.idmap = {kind} 0 {FIRST_ID} {IDS}" for kind in "ug"]
+        result += [f"lxc.cgroup2.devices.allow = {rule}" for rule in _ALWAYS]
     if as_boolean(features.get("nesting", "0")):
         result.append(f"lxc.include = {_INCLUDES}/nesting.conf")
     result += [
