@@ -433,6 +433,10 @@ _REMEDIES: list[tuple[str, str]] = [
         r"Device (\S+) does not exist",
         "load the driver on the node (`nvidia-modprobe -c=0 -u`), or drop the entry if the card is gone",
     ),
+    (
+        r"Failed to set limit memlock",
+        "the node may not raise this limit itself (no CAP_SYS_RESOURCE); give a memlock of at most the node's own",
+    ),
     (r"CT is locked", "wait for the job that holds the lock; only if none runs any more, `pct unlock {vmid}`"),
     (r"got timeout", "another job is changing this guest; run again when it has ended"),
     (r"detected modified configuration", "someone else changed the guest meanwhile; run again"),
@@ -457,6 +461,11 @@ def explain(stderr: str, vmid: int) -> str:
         # "dev1: invalid format - format error" only announces the line that says what is wrong.
         if line.endswith("invalid format - format error") or line == "trying to acquire lock...":
             continue
+        # LXC's own lines carry time, file and function, and the first says why; what follows are the consequences.
+        if message := re.match(r"^lxc-\w+:? .*? ERROR .*? - \S+ - (.+)$", line):
+            if any(earlier.startswith("LXC: ") for earlier in said):
+                continue
+            line = f"LXC: {message[1]}"
         if line not in said:
             said.append(line.rstrip("."))
     if not said:

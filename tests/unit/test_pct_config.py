@@ -286,6 +286,18 @@ def test_a_refusal_becomes_one_sentence(name: str, said: str) -> None:
     assert explain(record["err"], 101) == said
 
 
+def test_of_the_lines_that_lxc_logs_the_first_is_the_cause() -> None:
+    log = (
+        "lxc-start 129 20261129165246.804 ERROR    conf - ../src/lxc/conf.c:setup_resource_limits:3096 - Operation "
+        "not permitted - Failed to set limit memlock\n"
+        "lxc-start 129 20261129165246.804 ERROR    start - ../src/lxc/start.c:lxc_spawn:1865 - Failed to setup "
+        "resource limits\nstartup for container '129' failed\n"
+    )
+    sentence = explain(log, 129)
+    assert sentence.startswith("LXC: Operation not permitted - Failed to set limit memlock; startup for container")
+    assert "at most the node's own" in sentence and "lxc_spawn" not in sentence
+
+
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [

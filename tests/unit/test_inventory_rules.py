@@ -1,0 +1,153 @@
+"""The inventory's rules: one good inventory, and what must be said about each way of spoiling it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from servelab.shared.inventory_rules import Catalogue, check_inventory
+
+CATALOGUE = Catalogue(
+    variables={
+        "pve_container": {"pve_container_guest", "pve_container_restart_ok"},
+        "pve_gpu_host": {"pve_gpu_host_expected_gpus"},
+        "sglang_server": {"sglang_server_host", "sglang_server_modes", "sglang_server_tp_size"},
+    },
+    defaults={"sglang_server_tp_size": 8},
+    modes=["baseline", "eagle3"],
+    releases=["0.5.23"],
+)
+GUEST: dict[str, Any] = {
+    "vmid": 129,
+    "hostname": "gpu1",
+    "template": "local:vztmpl/debian-13-standard_13.1-1_amd64.tar.zst",
+    "memory": 65536,
+    "swap": 0,
+    "rootfs": "local-zfs:200",
+    "startup": "order=2,up=30",
+    "net": [{"name": "eth0", "bridge": "vmbr0", "ip": "192.168.1.129/24", "gw": "192.168.1.1"}],
+    "features": {"nesting": True},
+    "mounts": [{"source": "/tank/models", "path": "/shared", "read_only": True}],
+    "gpus": "all",
+}
+HOSTS: dict[str, dict[str, Any]] = {
+    "pve1": {"pve_gpu_host_expected_gpus": 8},
+    "gpu1": {"pve_node": "pve1", "pve_container_guest": GUEST, "sglang_version": "0.5.23", "sglang_server_tp_size": 8},
+}
+GROUPS = {"pve_nodes": ["pve1"], "gpu_guests": ["gpu1"]}
+
+
+def spoiled(**guest: Any) -> list[str]:
+    """The problems of the good inventory with some keys of its guest replaced; None removes one."""
+    hosts = copy.deepcopy(HOSTS)
+    described = {**hosts["gpu1"]["pve_container_guest"], **guest}
+    hosts["gpu1"]["pve_container_guest"] = {key: value for key, value in described.items() if value is not None}
+    return check_inventory(hosts, GROUPS, CATALOGUE)
+
+
+def with_variables(**variables: Any) -> list[str]:
+    hosts = copy.deepcopy(HOSTS)
+    hosts["gpu1"] = {key: value for key, value in {**hosts["gpu1"], **variables}.items() if value is not None}
+    return check_inventory(hosts, GROUPS, CATALOGUE)
+
+
+def test_a_good_inventory_has_no_problem() -> None:
+    assert check_inventory(HOSTS, GROUPS, CATALOGUE) == []
+
+
+def test_numbers_may_be_text_and_a_machine_may_be_no_container() -> None:
+    assert spoiled(vmid="129", memory="65536", gpus=["0", 7], net=[{"name": "e", "bridge": "b", "ip": "dhcp"}]) == [
+        "gpu1: sglang_server_tp_size is 8, but the guest gets 2 GPUs; lower it, or give the guest more in "
+        "pve_container_guest.gpus."
+    ]
+    assert check_inventory({"bare": {}}, {"gpu_guests": ["bare"]}, CATALOGUE) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"vmid": 99}, "vmid is 99; Proxmox takes whole numbers from 100"),
+        ({"vmid": None}, "vmid is missing"),
+        ({"vmid": True}, "vmid is True"),
+        ({"hostname": "gpu_1"}, "hostname is 'gpu_1'"),
+        ({"hostname": "-gpu"}, "hostname is '-gpu'"),
+        ({"memory": "64G"}, "memory is '64G'; it must be a whole number of MiB"),
+        ({"cores": 0}, "cores is 0"),
+        ({"rootfs": "200G"}, "rootfs is '200G'"),
+        ({"startup": "second"}, "startup is 'second'"),
+        ({"template": "debian-13"}, "template is 'debian-13'"),
+        ({"hostnme": "x"}, "hostnme is unknown; did you mean hostname?"),
+        ({"features": {"nestin": True}}, "features.nestin is unknown; did you mean nesting?"),
+        ({"features": ["nesting"]}, "features is ['nesting']; it must be a mapping"),
+        ({"net": [{"name": "eth0", "bridge": "vmbr0", "ip": "192.168.1.129"}]}, "net[0].ip is '192.168.1.129'"),
+        ({"net": [{"name": "eth0", "bridge": "vmbr0", "ip": "192.168.1.300/24"}]}, "net[0].ip is '192.168.1.300/24'"),
+        ({"net": [{"name": "eth0", "bridge": "vmbr0", "ip": "192.168.1.255/24"}]}, "the network's own address"),
+        (
+            {"net": [{"name": "eth0", "bridge": "vmbr0", "ip": "192.168.1.129/24", "gw": "192.168.2.1"}]},
+            "gw is 192.168.2.1, which is not in 192.168.1.0/24",
+        ),
+        ({"net": [{"name": "eth0", "ip": "dhcp"}]}, "net[0].bridge is missing"),
+        ({"net": [{"name": "eth0", "bridge": "v", "hwaddr": "01:00:00:00:00:01"}]}, "unicast MAC"),
+        ({"net": [{"name": "eth0", "bridge": "v", "vlan": 3}]}, "net[0].vlan is unknown"),
+        ({"mounts": [{"source": "tank", "path": "/shared"}]}, "mounts[0].source is 'tank'"),
+        ({"mounts": [{"source": "/a", "path": "/s"}, {"source": "/b", "path": "/s"}]}, "another mount has too"),
+        ({"mounts": [{"source": "/a", "path": "/s", "readonly": True}]}, "did you mean read_only?"),
+        ({"gpus": "0,1"}, "gpus is '0,1'"),
+        ({"gpus": [0, 0, 1, 2, 3, 4, 5, 6]}, "names a card twice"),
+        ({"gpus": [1, 2, 3, 4, 5, 6, 7, 8]}, "gpus names 8, but pve1 has 8 GPUs, numbered 0 to 7"),
+    ],
+)
+def test_what_is_wrong_with_the_guest_is_said(change: dict[str, Any], said: str) -> None:
+    problems = spoiled(**change)
+    assert len(problems) == 1, problems
+    assert problems[0].startswith("gpu1: pve_container_guest") and said in problems[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"pve_node": None}, "pve_node is not set"),
+        ({"pve_node": "pve9"}, "pve_node is 'pve9', which is no host of the group pve_nodes (pve1)"),
+        ({"pve_container_guest": None}, "pve_container_guest is not set"),
+        ({"pve_container_guest": "gpu1"}, "pve_container_guest is 'gpu1'; it must be a mapping"),
+        ({"sglang_version": "0.5.99"}, "sglang_version is 0.5.99, for which there is no stack; known are 0.5.23."),
+        ({"sglang_server_host": "0.0.0.0"}, "sglang_server_host is 0.0.0.0"),
+        ({"sglang_server_modes": ["baseline", "eagle"]}, "sglang_server_modes names 'eagle'; the known modes are"),
+        ({"sglang_server_tp_size": 16}, "sglang_server_tp_size is 16, but the guest gets 8 GPUs"),
+        ({"sglang_server_tp_size": "eight"}, "sglang_server_tp_size is 'eight'"),
+        ({"pve_container_gest": {}}, "pve_container_gest is no variable of the role pve_container; did you mean"),
+    ],
+)
+def test_what_is_wrong_with_the_variables_is_said(change: dict[str, Any], said: str) -> None:
+    problems = with_variables(**change)
+    assert any(said in problem for problem in problems), problems
+
+
+def test_loopback_has_more_than_one_name() -> None:
+    for address in ("127.0.0.1", "127.0.0.2", "::1", "localhost"):
+        assert with_variables(sglang_server_host=address) == []
+
+
+def test_all_problems_are_found_at_once() -> None:
+    problems = spoiled(vmid=1, hostname="a_b", memory=1, gpus="none")
+    assert len(problems) == 4
+
+
+def test_guests_are_compared_with_each_other() -> None:
+    hosts = {**HOSTS, "gpu2": copy.deepcopy(HOSTS["gpu1"])}
+    problems = check_inventory(hosts, {**GROUPS, "gpu_guests": ["gpu1", "gpu2"]}, CATALOGUE)
+    assert problems == [
+        "gpu1, gpu2: they all have the vmid 129 on pve1; a number belongs to one container.",
+        "gpu1, gpu2: they all have the address 192.168.1.129; give each its own.",
+    ]
+    hosts["pve2"] = {}
+    hosts["gpu2"]["pve_node"] = "pve2"
+    hosts["gpu2"]["pve_container_guest"]["net"] = [{"name": "eth0", "bridge": "vmbr0", "ip": "dhcp"}]
+    groups = {"pve_nodes": ["pve1", "pve2"], "gpu_guests": ["gpu1", "gpu2"]}
+    assert check_inventory(hosts, groups, CATALOGUE) == []  # the same number on another node is another container
+
+
+def test_an_inventory_without_guests_is_told_so() -> None:
+    assert "gpu_guests has no host" in check_inventory({}, {"pve_nodes": ["pve1"]}, CATALOGUE)[0]
