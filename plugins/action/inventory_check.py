@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 from ansible.plugins.action import ActionBase
-from ansible_collections.servelab.sglang.plugins.module_utils.inventory_rules import Catalogue, check_inventory
+from ansible_collections.servelab.sglang.plugins.module_utils.inventory_rules import UNKNOWN, Catalogue, check_inventory
 
 ROLES = Path(__file__).resolve().parents[2] / "roles"
 
@@ -53,7 +53,8 @@ def evaluate(host: str, hostvars: Mapping[str, Any], catalogue: Catalogue, probl
             try:
                 values[name] = plain(hostvars[name])
             except Exception as error:  # whatever a template raises is a problem of the inventory
-                reason = " ".join(str(error).split())
+                values[name] = UNKNOWN
+                reason = " ".join(str(error).split()).rstrip(".")
                 problems.append(f"{host}: {name} cannot be evaluated: {reason}; correct the template.")
     return values
 

@@ -15,9 +15,12 @@ from typing import Any
 
 from .pct_guest import GUEST_KEYS, NET_KEYS
 
-__all__ = ["Catalogue", "check_inventory"]
+__all__ = ["UNKNOWN", "Catalogue", "check_inventory"]
 
 Vars = Mapping[str, Any]
+
+UNKNOWN: Any = object()
+"""The value of a variable whose template cannot be evaluated. That is a problem of its own; its rules are passed over."""
 
 _FEATURES = {"nesting", "keyctl", "fuse", "mount", "mknod", "force_rw_sys"}
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?"
@@ -80,14 +83,14 @@ def _misspelt(given: Vars, catalogue: Catalogue) -> list[str]:
 def _node(given: Vars) -> list[str]:
     said = []
     expected = given.get("pve_gpu_host_expected_gpus")
-    if expected is not None and not _whole(expected, 0):
+    if expected is not None and expected is not UNKNOWN and not _whole(expected, 0):
         said.append(f"pve_gpu_host_expected_gpus is {expected!r}; it must be a whole number of GPUs, or be left out.")
     return said
 
 
 def _guest(given: Vars, nodes: Sequence[str], hosts: Mapping[str, Vars]) -> list[str]:
     node, guest = given.get("pve_node"), given.get("pve_container_guest")
-    if node is None and guest is None:
+    if (node is None and guest is None) or node is UNKNOWN:
         return []  # a machine of its own: bare metal, a VM
     said = []
     if node is None:
@@ -100,6 +103,8 @@ def _guest(given: Vars, nodes: Sequence[str], hosts: Mapping[str, Vars]) -> list
             f"pve_node is {node!r}, which is no host of the group pve_nodes ({_names(nodes)}); correct it, or add "
             "the node to that group."
         )
+    if guest is UNKNOWN:
+        return said
     if guest is None:
         return [
             *said,
@@ -266,6 +271,7 @@ def _gpus(gpus: Any, node: Vars, node_name: str) -> list[str]:
 
 def _serving(given: Vars, hosts: Mapping[str, Vars], catalogue: Catalogue) -> list[str]:
     said = []
+    given = {name: value for name, value in given.items() if value is not UNKNOWN}
     version = given.get("sglang_version")
     if version is not None and catalogue.releases and str(version) not in catalogue.releases:
         said.append(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from servelab.shared.inventory_rules import Catalogue, check_inventory
+from servelab.shared.inventory_rules import UNKNOWN, Catalogue, check_inventory
 
 CATALOGUE = Catalogue(
     variables={
@@ -133,6 +133,11 @@ def test_loopback_has_more_than_one_name() -> None:
 def test_all_problems_are_found_at_once() -> None:
     problems = spoiled(vmid=1, hostname="a_b", memory=1, gpus="none")
     assert len(problems) == 4
+
+
+@pytest.mark.parametrize("name", ["pve_node", "pve_container_guest", "sglang_server_tp_size", "sglang_server_modes"])
+def test_a_variable_that_cannot_be_evaluated_is_not_judged_as_well(name: str) -> None:
+    assert with_variables(**{name: UNKNOWN}) == []
 
 
 def test_guests_are_compared_with_each_other() -> None:
