@@ -121,12 +121,17 @@ def test_reasons(mean: float | None, cpu: float, words: str) -> None:
     assert words in reasons[0]
 
 
-def test_deltas_read_together_are_counted() -> None:
-    tally = Tally(Window(0, 1000, 1.0))
-    tally.add(exchange(1, 9, [2, 3, 3, 4]), reply([(2, 1), (3, 1), (3, 1), (4, 1)], 4))
+@pytest.mark.parametrize(("lag", "ours"), [(0, False), (6_000_000, True)])
+def test_deltas_read_together_are_the_clients_doing_only_when_it_reads_late(lag: int, ours: bool) -> None:
+    ms = 1_000_000
+    tally = Tally(Window(0, 1000 * ms, 1.0))
+    # gaps of 10, 0 and 20: 10 on average, of which 6 are late
+    times = [20 * ms, 30 * ms, 30 * ms, 50 * ms]
+    tally.add(exchange(1, 99 * ms, times, lag=lag), reply([(time, 1) for time in times], 4))
     level = {"concurrency": 1} | tally.summary(1, 1.0, True, 0.1)
     assert level["self"]["merged_share"] == pytest.approx(1 / 3, abs=1e-5)
-    assert "read 33.3% of the deltas together" in reasons_invalid(level)[0]
+    assert bool(reasons_invalid(level)) == ours
+    assert "33.3% of the deltas" in (reasons_invalid(level) if ours else metrics.notices(level, None))[0]
 
 
 def test_every_figure_that_needs_it_has_a_definition() -> None:

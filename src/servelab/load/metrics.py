@@ -33,7 +33,7 @@ DEFINITIONS = {
     "tokens of a delta": "from the cumulative usage on every delta; without it the total is spread evenly",
     "lag": "kernel receive stamp → read by the client",
     "late_send": "response before it complete (or its time in the ramp) → request sent",
-    "merged_share": "share of deltas that were read together with the one before, so that their gap is 0",
+    "merged_share": "share of deltas that came in one read with the one before, so that their gap is 0",
 }
 
 # Fewest requests for a percentile (MLPerf's early stopping rule at 99 % confidence).
@@ -46,10 +46,12 @@ STEADY = 0.95
 SUSTAINED = 0.98
 
 # The client was the bottleneck above these. Stamps come from the kernel, so a late read does not falsify a time, unless
-# it is so late that the next delta is already there too. Few of those move no mean and no throughput, only the gaps'
-# distribution: they are a notice. Many mean that the client did not keep up.
+# it is so late that the next delta is already there too. A server that wakes late bunches deltas as well, however
+# promptly they are read: it is the client's doing only when it is usually late by a good part of a gap.
+# Deltas read together move no mean and no throughput, only the gaps' distribution: a notice.
 CPU_SHARE = 0.7
 MERGED_SHARE = 0.1
+LATE_SHARE = 0.25
 MERGED_NOTICE = 0.01
 
 # Prompts have nothing in common but a chat template; a prefix cache that holds more of them distorts the TTFT.
@@ -250,6 +252,7 @@ class Tally:
             "accept_length": None,
             "self": {
                 "cpu_share": round(cpu_share, 4),
+                "lag_p50_ms": _figure(percentile(lag, 50) * ms) if lag else None,
                 "lag_p99_ms": _figure(percentile(lag, 99) * ms) if lag else None,
                 "late_send_p99_ms": _figure(percentile(late, 99) * ms) if late else None,
                 "merged_share": round(merged, 5) if merged is not None else None,
@@ -275,9 +278,11 @@ def reasons_invalid(level: dict[str, Any]) -> list[str]:
     own = level["self"]
     if own["cpu_share"] > CPU_SHARE:
         reasons.append(f"the client was the bottleneck: it used {own['cpu_share']:.0%} of a core")
-    if own["merged_share"] is not None and own["merged_share"] > MERGED_SHARE:
+    lag, gap = own["lag_p50_ms"], level["chunk_gap_ms"]["mean"]
+    if lag is not None and gap is not None and own["merged_share"] > MERGED_SHARE and lag > LATE_SHARE * gap:
         reasons.append(
-            f"the client was the bottleneck: it read {own['merged_share']:.1%} of the deltas together with one before"
+            f"the client was the bottleneck: it read {own['merged_share']:.1%} of the deltas together with one before, "
+            f"usually {lag} ms late"
         )
     return reasons
 
@@ -293,7 +298,7 @@ def notices(level: dict[str, Any], most_running: int | None) -> list[str]:
     merged = level["self"]["merged_share"]
     if merged is not None and merged > MERGED_NOTICE:
         found.append(
-            f"{merged:.1%} of the deltas were read together with the one before: gaps look wider spread than sent"
+            f"{merged:.1%} of the deltas came in one read with the one before: gaps look more spread than sent"
         )
     cached = level["cached_tokens_mean"]
     if cached is not None and cached > CACHED_NOTICE * (level["prompt_tokens_mean"] or 0):
