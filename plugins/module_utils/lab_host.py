@@ -48,7 +48,7 @@ def apt_packages_missing(which: Callable[[str], str | None], exists: Callable[[s
 
 
 def overlapping_route(subnet: str, routes: Iterable[Mapping[str, Any]], own_bridge: str) -> str | None:
-    """The first route inside or around `subnet`, as "10.0.0.0/8 dev tun0"; `routes` as `ip -json route show` tells them.
+    """The first route inside or around `subnet`, as "10.0.0.0/8 dev tun0"; `routes` are those of `ip -json route`.
 
     The default route covers everything and the lab's own bridge covers itself: neither is an overlap.
     """

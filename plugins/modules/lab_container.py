@@ -79,35 +79,24 @@ image:
 
 import contextlib
 import os
-import re
 import shutil
 import signal
 import time
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.servelab.sglang.plugins.module_utils.lab_container import belongs_to, mounts_under
 
 
 def processes_of(name: str) -> list[int]:
-    """Processes of a container by its cgroup; finds them without a monitor process too."""
-    own_cgroup = re.compile(rf"/lxc\.(payload|monitor)\.{re.escape(name)}(-\d+)?(/|$)", re.MULTILINE)
+    """Processes of a container by their cgroup; finds them where its supervisor is gone too."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                if own_cgroup.search((entry / "cgroup").read_text()):
+                if belongs_to((entry / "cgroup").read_text(), name):
                     found.append(int(entry.name))
     return found
-
-
-def mounts_under(directory: Path) -> list[str]:
-    """Mount points in or at the directory, the innermost first."""
-    points = []
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), line.split()[4])
-        if point == str(directory) or point.startswith(f"{directory}/"):
-            points.append(point)
-    return points[::-1]
 
 
 class Container:
@@ -190,7 +179,7 @@ class Container:
             if self.config.exists():
                 self.lxc("lxc-stop", "-k")
             self.kill()
-        points = mounts_under(self.directory)
+        points = mounts_under(Path("/proc/self/mountinfo").read_text(), self.directory)
         if points and self.changing(f"unmount {', '.join(points)}"):
             for point in points:
                 self.module.run_command(["umount", point], check_rc=True)

@@ -11,8 +11,8 @@ module: lab_image
 short_description: Build the lab's root file systems, or find them in the cache
 version_added: 0.1.0
 description:
-  - Each image is a Debian root file system as a C(.tar.zst), built by mmdebstrap. Its name carries a hash of its recipe,
-    so an image that is there is the right one. Missing ones are built at the same time, each under a temporary name.
+  - Each image is a Debian root file system as a C(.tar.zst), built by mmdebstrap. Its name carries a hash of its
+    recipe, so an image that is there is the right one. Missing ones are built at the same time.
 options:
   cache:
     description: The directory of the images.
@@ -129,7 +129,7 @@ def _die_with_parent() -> None:
 def build(wanted: Recipe, cache: Path) -> float:
     """Put the image into the cache unless somebody did; returns the seconds it took (0: it was there).
 
-    The work happens in a directory of its own on the cache's file system. What an interrupted build left there goes first.
+    The work happens in a directory of its own on the cache's file system. What a cut-off build left goes first.
     """
     final = cache / wanted.file_name
     work = cache / f".{wanted.name}.work"

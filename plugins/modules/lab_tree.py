@@ -78,7 +78,7 @@ def files_in(directory: Path, below: Path) -> dict[str, Path]:
 
 
 def mode_of(path: Path) -> int:
-    """0755 for what its owner may run, else 0644: whatever umask the checkout was made with, every guest can read it."""
+    """0755 for what its owner may run, else 0644: whatever umask the checkout has, every guest can read it."""
     return 0o755 if path.stat().st_mode & 0o100 else 0o644
 
 
