@@ -108,7 +108,7 @@ def decode_batches(text: str) -> list[Decode]:
 
 # The steps of a start in their order, each with what its first line looks like.
 PHASES: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("importing", re.compile(r"server_args=ServerArgs\(")),
+    ("importing", re.compile(r"server_args=")),
     ("joining ranks", re.compile(r"Init torch distributed begin")),
     ("loading weights", re.compile(r"Load weight begin|Loading .*(?:shards|checkpoint)")),
     ("allocating the KV cache", re.compile(r"Load weight end|KV Cache is allocated|Memory pool end")),
