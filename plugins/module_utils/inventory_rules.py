@@ -20,7 +20,7 @@ __all__ = ["UNKNOWN", "Catalogue", "check_inventory"]
 Vars = Mapping[str, Any]
 
 UNKNOWN: Any = object()
-"""The value of a variable whose template cannot be evaluated. That is a problem of its own; its rules are passed over."""
+"""The value of a variable whose template cannot be evaluated: a problem of its own, after which no rule is applied."""
 
 _FEATURES = {"nesting", "keyctl", "fuse", "mount", "mknod", "force_rw_sys"}
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?"
