@@ -1,0 +1,148 @@
+"""Two runs came home whole, tell the simulator's truth and say so; wrong calls end in one sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+RESULTS = Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"]) / "results"
+CAMPAIGN = RESULTS / "molecule"
+
+
+def newest(mode: str) -> Path:
+    return sorted(CAMPAIGN.glob(f"*-{mode}"))[-1]
+
+
+def load(path: Path) -> dict:
+    return json.loads(path.read_text())
+
+
+def bench(*extra: str) -> tuple[int, str]:
+    """Run bench.yml as a person does; its exit status and what it said, with line breaks taken out."""
+    command = ["ansible-playbook", "bench.yml", "-e", f"bench_results_dir={RESULTS}", *extra]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.returncode, re.sub(r"\s+", " ", done.stdout + done.stderr)
+
+
+@pytest.mark.parametrize("mode", ["baseline", "eagle3"])
+def test_the_bundle_is_whole(mode):
+    path = newest(mode)
+    wanted = {"run.json", "summary.json", "provenance.json", "server.log", "unit.service", "SHA256SUMS"}
+    assert wanted <= {p.name for p in path.iterdir()}
+    assert {p.name for p in (path / "levels").iterdir()} == {"level-0001.jsonl", "level-0010.jsonl"}
+    subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=path, check=True)
+
+
+@pytest.mark.parametrize(
+    ("mode", "truth"),
+    [
+        # The story's own figures: what it reports for one stream.
+        ("baseline", 89.5),
+        ("eagle3", 54.1),
+    ],
+)
+def test_a_single_stream_has_the_storys_rate(mode, truth):
+    (level,) = (level for level in load(newest(mode) / "summary.json")["levels"] if level["concurrency"] == 1)
+    assert level["valid"], level["invalid_reasons"]
+    assert level["output_tok_s"] == pytest.approx(truth, rel=0.03)
+
+
+def test_the_rate_can_be_recomputed_from_the_raw_rows():
+    path = newest("baseline")
+    rows = [json.loads(line) for line in (path / "levels/level-0001.jsonl").read_text().splitlines()]
+    scale = load(path / "run.json")["simulated"]["time_scale"]
+    done = [row for row in rows if row["error"] is None and row["finish_reason"]]
+    gaps = [(row["t_last"] - row["t_first"]) / (row["completion_tokens"] - 1) for row in done]
+    # One stream: the rate of decoding is one token per TPOT; 1 / 89.5 s of simulated time.
+    assert sum(gaps) / len(gaps) * scale == pytest.approx(1 / 89.5, rel=0.03)
+
+
+def test_chunks_are_not_tokens_under_speculation():
+    levels = {level["concurrency"]: level for level in load(newest("eagle3") / "summary.json")["levels"]}
+    assert levels[10]["tokens_per_chunk"] > 1.5
+    for level in load(newest("baseline") / "summary.json")["levels"]:
+        assert level["tokens_per_chunk"] == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.parametrize("mode", ["baseline", "eagle3"])
+def test_simulated_is_written_on_everything(mode):
+    path = newest(mode)
+    told = {"profile": "story"}
+    assert told.items() <= load(path / "run.json")["simulated"].items()
+    assert told.items() <= load(path / "summary.json")["server"]["simulated"].items()
+    assert "simulated" in (path / "server.log").read_text().splitlines()[0]
+
+
+def test_provenance_says_what_was_measured():
+    found = load(newest("eagle3") / "provenance.json")
+    text = json.dumps(found)
+    assert len(found["gpus"]) == 8
+    assert found["patch"]["shape"] == "B4"
+    assert found["gpu_clean"]["before"]["view"] == "node and guest"
+    assert re.search(r'"boot_id": "[0-9a-f-]{36}"', text)
+    assert "--speculative-algorithm" in (newest("eagle3") / "unit.service").read_text()
+
+
+def test_the_ledger_has_a_line_for_each():
+    lines = [json.loads(line) for line in (RESULTS / "ledger.jsonl").read_text().splitlines()]
+    told = {(line["mode"], line["status"], line["campaign"]) for line in lines}
+    assert {("baseline", "ok", "molecule"), ("eagle3", "ok", "molecule")} <= told
+
+
+def test_the_comparison_gives_the_storys_verdict():
+    command = [sys.executable, "-m", "servelab", "compare", str(CAMPAIGN)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "eagle3 pays nowhere from C=1 to C=10" in done.stdout
+    assert "(simulated)" in done.stdout
+
+
+def test_nothing_is_left_running(guest):
+    assert not guest.run("systemctl list-units --no-legend --state=active 'servelab-*.service'").stdout
+    used = guest.check_output("nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits").split()
+    assert max(int(mib) for mib in used) <= 4
+
+
+def test_an_unknown_mode_is_answered_with_the_known_ones():
+    before = sorted(CAMPAIGN.iterdir())
+    status, said = bench("-e", "mode=eagle4")
+    assert status != 0
+    assert "There is no mode eagle4; the known modes are: baseline, eagle3" in said
+    assert sorted(CAMPAIGN.iterdir()) == before
+
+
+def test_no_mode_is_answered_with_the_command():
+    status, said = bench()
+    assert status != 0
+    assert "Say which mode to measure: ansible-playbook bench.yml -e mode=NAME." in said
+
+
+def test_a_persons_process_on_a_card_stops_the_run_and_lives(guest):
+    guest.check_output("systemd-run --unit=persons --property=StandardInput=file:/dev/nvidia3 sleep infinity")
+    try:
+        status, said = bench("-e", "mode=baseline", "-e", "campaign=refused", "-e", '{"levels": [1]}')
+        pid = guest.check_output("systemctl show persons --property=MainPID --value")
+        assert status != 0
+        assert guest.service("persons").is_running
+        assert "hold GPUs of lab-gpu1" in said
+        assert re.search(rf"\b{pid}\b.* sleep", said)
+    finally:
+        guest.run("systemctl stop persons")
+    # It is data: the refused run is in the ledger, with its reason.
+    line = json.loads((RESULTS / "ledger.jsonl").read_text().splitlines()[-1])
+    assert (line["campaign"], line["status"]) == ("refused", "failed")
+
+
+def test_a_mode_that_cannot_start_is_a_failed_run_with_its_cause(guest):
+    status, said = bench(
+        "-e", "mode=baseline", "-e", "campaign=broken", "-e", '{"levels": [1], "sglang_server_tp_size": 16}'
+    )
+    assert status != 0
+    assert "tp" in said.lower()
+    assert not guest.run("systemctl list-units --no-legend --state=active 'servelab-*.service'").stdout
