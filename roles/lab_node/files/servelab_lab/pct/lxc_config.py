@@ -1,4 +1,9 @@
-"""The LXC configuration that Proxmox would generate for a container, fitted to a node that is a container itself."""
+"""The LXC configuration that Proxmox would generate for a container, fitted to a node that is a container itself.
+
+It differs from the real one in what that node cannot do or does not need: no AppArmor profile and no seccomp rules of
+Proxmox's own, LXC's common.conf in place of Proxmox's, mount entries for devices and mount points instead of hooks, the
+bridge as LXC's link instead of a script, and the limits only where the host's cgroups allow them.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +90,8 @@ def lines(vmid: int, config: Config, host: Host) -> list[str]:
     ]
     result += _networks(vmid, config, host)
     if as_boolean(features.get("fuse", "0")):
-        result.append(bind("/dev/fuse", "dev/fuse", "file"))
+        # A lab on a kernel without fuse does without.
+        result.append(bind("/dev/fuse", "dev/fuse", "file", "bind,optional"))
     result += _devices(config, host)
     result += _mounts(vmid, config, host)
     result += [f"lxc.environment.runtime = {entry}" for entry in config.environment]
