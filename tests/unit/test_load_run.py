@@ -278,6 +278,21 @@ def test_a_restarted_server_is_noticed(serve: Callable[[Script], KnownTruthServe
     assert "random_seed" in summary(out)["levels"][0]["invalid_reasons"][-1]
 
 
+def test_without_kernel_stamps_the_result_says_so(
+    serve: Callable[[Script], KnownTruthServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("servelab.load.session.kernel_stamps_work", lambda: False)
+    server = serve(Script(tokens=TOKENS))
+    before = time.time()
+    assert complete(load(server.url, tmp_path / "out", "--levels", "2"), tmp_path / "out")
+    found = summary(tmp_path / "out")
+    assert found["client"]["clock"] == "CLOCK_MONOTONIC at each read"
+    assert found["levels"][0]["self"]["lag_p99_ms"] is None
+    assert 30 <= found["levels"][0]["ttft_ms"]["mean"] < 90
+    for row in rows(tmp_path / "out", 2):
+        assert before < row["t_send"] < row["t_first"] < row["t_last"] <= row["t_end"] < time.time()
+
+
 def test_cancelled_requests_are_no_failures(serve: Callable[[Script], KnownTruthServer], tmp_path: Path) -> None:
     server = serve(Script(tokens=TOKENS))
     out = tmp_path / "out"

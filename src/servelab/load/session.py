@@ -94,6 +94,13 @@ class Session:
     def run(self) -> int:
         """Exit status: 0 every level valid, 3 some level not, 4 could not start. `options.out` exists and is empty."""
         try:
+            return self._run()
+        finally:
+            self.progress.end_line()
+            self.stop.restore()
+
+    def _run(self) -> int:
+        try:
             self._identify()
             self._warm_up()
         except ServerError as problem:
@@ -120,8 +127,6 @@ class Session:
         status = INVALID if bad or summary["partial"] else OK
         done = sum(level["requests"]["completed"] for level in levels)
         self.progress.phase("finished", words, state="done", done=done, valid=status == OK)
-        self.progress.end_line()
-        self.stop.restore()
         return status
 
     def _identify(self) -> None:
