@@ -41,10 +41,24 @@ def dev(tmp_path):
 
 
 @pytest.fixture
-def node(tmp_path, dev, monkeypatch):
+def proc(tmp_path):
+    """A /proc with the test's own processes only: this machine may carry labs, whose guests hold cards too."""
+    directory = tmp_path / "proc"
+    directory.mkdir()
+    (directory / "self").symlink_to("/proc/self")
+    see(directory, os.getpid())
+    return directory
+
+
+def see(proc, pid):
+    (proc / str(pid)).symlink_to(f"/proc/{pid}")
+
+
+@pytest.fixture
+def node(tmp_path, dev, proc, monkeypatch):
     """A driver that answers; nvidia-smi is pointed at it."""
     sock, fault_file = tmp_path / "run/driver.sock", tmp_path / "faults.json"
-    server = driver.serve(sock, 8, fault_file)
+    server = driver.serve(sock, 8, fault_file, proc)
     monkeypatch.setenv("SERVELAB_GPU_SOCKET", str(sock))
     monkeypatch.setenv("SERVELAB_GPU_DEV", str(dev))
     yield fault_file
@@ -63,6 +77,7 @@ def holding(dev, *specs, name=None):
     process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
     try:
         assert process.stdout.readline() == "held\n"
+        see(dev.parent / "proc", process.pid)
         yield process
     finally:
         process.stdin.close()
@@ -113,40 +128,42 @@ def test_a_missing_node_cannot_be_claimed(dev):
         Claim(6, 10, dev=dev)
 
 
-def test_a_node_that_was_unlinked_is_still_held(dev):
+def test_a_node_that_was_unlinked_is_still_held(dev, proc):
     with holding(dev, "1=300") as process:
         (dev / "nvidia1").unlink()
-        assert [(h.pid, h.card, h.mib) for h in holders()] == [(process.pid, 1, 300)]
+        assert [(h.pid, h.card, h.mib) for h in holders(proc)] == [(process.pid, 1, 300)]
 
 
-def test_another_device_under_the_name_is_no_card(dev):
+def test_another_device_under_the_name_is_no_card(dev, proc):
     (dev / "nvidia0").unlink()
     os.mknod(dev / "nvidia0", stat.S_IFCHR | 0o666, os.makedev(1, 3))
     with holding(dev, "0"):
-        assert holders() == []
+        assert holders(proc) == []
 
 
-def test_a_child_with_inherited_files_has_no_memory_of_its_own(node, dev):
+def test_a_child_with_inherited_files_has_no_memory_of_its_own(node, dev, proc):
     held = Claim(4, 700, dev=dev, inheritable=True)
     child = subprocess.Popen(["sleep", "30"], close_fds=False)
+    see(proc, child.pid)
     try:
         assert os.stat(f"/proc/{child.pid}/fd/{held.fileno()}").st_rdev == os.makedev(1, 7)  # noqa: PTH116
         assert used()[4] == 704
-        assert [h.pid for h in holders() if h.card == 4] == [os.getpid()]
+        assert [h.pid for h in holders(proc) if h.card == 4] == [os.getpid()]
         held.release()
-        assert [(h.pid, h.mib) for h in holders() if h.card == 4] == [(child.pid, 700)]
+        assert [(h.pid, h.mib) for h in holders(proc) if h.card == 4] == [(child.pid, 700)]
     finally:
         child.kill()
         child.wait()
 
 
-def test_the_looking_tools_are_no_users(dev):
+def test_the_looking_tools_are_no_users(dev, proc):
     script = dev.parent / "nvidia-smi"
     script.write_text(f"#!{sys.executable}\nf = open('{dev}/nvidia0')\nprint('held', flush=True)\ninput()\n")
     script.chmod(0o755)
     process = subprocess.Popen([script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "held\n"
-    assert holders() == []
+    see(proc, process.pid)
+    assert holders(proc) == []
     process.communicate("\n")
 
 
