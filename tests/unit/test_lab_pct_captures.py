@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from servelab_lab.pct import cli
+from servelab_lab.pct import cli, life
 from servelab_lab.pct.backend import Device, Unpacked
 from servelab_lab.pct.errors import PctError
 from servelab_lab.pct.node import Node
@@ -409,3 +409,19 @@ def test_a_large_file_comes_whole(tmp_path, monkeypatch, guest):
     replay.words[4] = str(tmp_path / "pulled")
     assert replay.run() == 0
     assert (tmp_path / "pulled").stat().st_size == 3_000_000
+
+
+def test_at_boot_containers_start_in_their_order_and_one_failure_holds_up_no_other(tmp_path, monkeypatch):
+    replay = Replay(tmp_path, "list_empty", monkeypatch)
+    for vmid, settings in {
+        101: "onboot: 1\nstartup: order=2",
+        102: "onboot: 1",
+        103: "onboot: 0",
+        104: "onboot: 1\nstartup: 1,up=5",
+        105: "onboot: 1\nlock: backup\nstartup: order=1",
+    }.items():
+        (replay.configs / f"{vmid}.conf").write_text(f"arch: amd64\n{settings}\n")
+    assert not life.start_all(replay.node)
+    assert replay.machine.done == [("prepare", 104), ("prepare", 101), ("prepare", 102)]
+    assert replay.err == "CT 105: CT is locked (backup)\n"
+    assert replay.machine.running == {101, 102, 104}

@@ -34,6 +34,8 @@ from .cards import CARDS, CUDA_VERSION, DRIVER_VERSION, NODE_RDEV, SOCKET, cards
 from .scan import holders
 
 FAULTS = "/srv/servelab-lab/faults.json"
+# Where a container that may nest has its uncovered proc.
+LXC_PROC = Path("/dev/.lxc/proc")
 HELPER_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
 VERSION_TEXT = (
     f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {DRIVER_VERSION}  Release Build  (servelab@simulated)\n"
@@ -110,8 +112,8 @@ def make_proc_entry(proc: Path, pristine: Path) -> None:
     entry = proc / "driver/nvidia/version"
     if entry.exists():
         return
-    pristine.mkdir(parents=True, exist_ok=True)
-    if not pristine.is_mount():
+    if not any(place.is_mount() for place in (LXC_PROC, pristine)):
+        pristine.mkdir(parents=True, exist_ok=True)
         subprocess.run(["mount", "-t", "proc", "proc", pristine], check=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=755", "servelab-driver", proc / "driver"], check=True)
     entry.parent.mkdir()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Sequence
 
 from . import volumes
@@ -9,7 +11,7 @@ from .config import Config
 from .edit import apply_pending, check_usable
 from .errors import PctError
 from .node import Node, check_lock
-from .properties import DEV, FEATURES, MOUNT, ROOTFS
+from .properties import DEV, MOUNT, ROOTFS
 from .values import as_boolean
 
 
@@ -49,6 +51,26 @@ def _check_startable(node: Node, vmid: int, config: Config) -> None:
         node.warn(f"directory '{missing[0]}' does not exist\n")
     if missing or len(set(paths)) != len(paths):
         raise PctError(f"startup for container '{vmid}' failed")
+
+
+def start_all(node: Node) -> bool:
+    """Start every container with `onboot`, in the order of `startup`: what a node does at boot. Whether all came up;
+    one that does not is told and holds up no other."""
+    wanted = []
+    for vmid in node.vmids():
+        settings = node.load(vmid).settings
+        order = re.match(r"(?:order=)?(\d+)", settings.get("startup", ""))
+        if settings.get("onboot") == "1" and not node.running(vmid):
+            # Those without an order come last, by number.
+            wanted.append((int(order[1]) if order else sys.maxsize, vmid))
+    good = True
+    for _, vmid in sorted(wanted):
+        try:
+            start(node, vmid)
+        except PctError as error:
+            node.warn(f"CT {vmid}: {error}")
+            good = False
+    return good
 
 
 def stop(node: Node, vmid: int) -> None:
@@ -121,8 +143,3 @@ def run_inside(node: Node, vmid: int, command: Sequence[str], *, keep_environmen
     if not node.running(vmid):
         raise PctError(f"container '{vmid}' not running!")
     return node.backend.attach(vmid, command, keep_environment)
-
-
-def nesting(config: Config) -> bool:
-    """Whether the container may run containers."""
-    return bool(as_boolean(FEATURES.parse(config.settings.get("features", "")).get("nesting", "0")))
