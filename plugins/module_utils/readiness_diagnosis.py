@@ -127,6 +127,12 @@ _CATALOGUE = (
     ),
 )
 
+# The launcher's word for "a child is gone", what a child writes when it fails by itself, and what the ranks write that
+# lose a killed one.
+_CHILD_LOST = re.compile(r"SIGQUIT received|Received sigquit from a child process")
+_ERROR = re.compile(r"[\w.]*(?:Error|Exception|OutOfResources)\b|.*watchdog timeout")
+_PEER_LOST = re.compile(r"gloo.*Connection (?:closed|reset) by peer")
+
 # Lines that say the engine is dying, whatever the reason.
 DEATH = re.compile(
     r"Scheduler hit an exception|SIGQUIT received|Received sigquit from a child process|kill_process_tree called"
@@ -173,6 +179,16 @@ def diagnose(text: str, end: Exit | None = None) -> Diagnosis:
             _last_line(text),
         )
     tail = [redact(line) for line in lines[-TAIL_LINES:]]
+    orphan = next((line for line in lines if _CHILD_LOST.search(line)), None)
+    own = [line for line in lines if _ERROR.match(line) and not _PEER_LOST.search(line)]
+    if orphan and not own:
+        return Diagnosis(
+            "lost child",
+            "a child process of the server died without an error of its own: somebody, or the kernel, killed it",
+            "Look for who did: another operator, a script, the OOM killer or an Xid of the node (`dmesg` there).",
+            redact(orphan),
+            tail,
+        )
     if end.code == "killed" and end.status in (9, 15) and not death_line(text):
         return Diagnosis(
             "killed",

@@ -190,6 +190,8 @@ def test_the_marker_moves_with_progress_and_only_then() -> None:
         ("bad_model_path", Exit("exited", 1, "exit-code"), "'/nonexistent/model'", "sglang_server_model_path"),
         ("usage_bad_flag", Exit("exited", 2, "exit-code"), "unrecognized arguments: --no-such-flag 1",
          "Correct the mode's args"),
+        ("sigkill_scheduler", Exit("killed", 9, "signal"), "a child process of the server died without an error",
+         "Look for who did"),
         ("usage_missing_model", Exit("exited", 2, "exit-code"), "required: --model-path/--model",
          "Correct the mode's args"),
     ],
@@ -248,3 +250,8 @@ def test_disagreement_is_wrong(second: Answer, words: str) -> None:
     status, reason = self_consistency(completion(32), second, 32)
     assert status == "wrong"
     assert words in reason
+
+
+def test_a_lost_child_with_an_error_of_its_own_is_not_called_killed() -> None:
+    text = log("sigkill_scheduler") + "\nZeroDivisionError: division by zero\n"
+    assert diagnose(text, Exit("killed", 9, "signal")).name == "unknown"
