@@ -99,6 +99,16 @@ def processes_of(name: str) -> list[int]:
     return found
 
 
+def remove_cgroups_of(name: str) -> None:
+    """Remove the empty cgroups that a container leaves when its supervisor is killed."""
+    for top, directories, _ in os.walk("/sys/fs/cgroup"):
+        for directory in [each for each in directories if belongs_to(f"0::/{each}", name)]:
+            directories.remove(directory)
+            for below, _, _ in os.walk(Path(top, directory), topdown=False):
+                with contextlib.suppress(OSError):
+                    Path(below).rmdir()
+
+
 class Container:
     """Collects what has to change; does it unless in check mode."""
 
@@ -188,6 +198,7 @@ class Container:
         # LXC keeps a lock file for each place it has seen.
         locks = Path("/run/lxc/lock", str(self.lxc_path).lstrip("/"))
         if not self.module.check_mode:
+            remove_cgroups_of(self.name)
             self.log.unlink(missing_ok=True)
             (locks / f".{self.name}").unlink(missing_ok=True)
             with contextlib.suppress(OSError):
