@@ -192,6 +192,8 @@ def plan(conf: GuestConf, wanted: Wanted, text: str = "") -> Plan:
     _place_mounts(planned, wanted.mounts, targets)
     unwanted = list(wanted.delete)
     if wanted.devices is not None:
+        # Also those whose removal already waits for a restart: they are still in force.
+        result.managed |= {o for o, v in conf.current.items() if _kind(o) == "dev" and _GPU_NODE.match(_device_path(v))}
         unwanted += _place_devices(planned, wanted.devices, targets)
 
     for option, value in targets.items():

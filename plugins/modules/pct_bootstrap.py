@@ -36,7 +36,7 @@ attributes:
     description: Tells what would change, without changing it.
     support: full
   diff_mode:
-    description: Shows the lines added to C(authorized_keys).
+    description: Shows what is done, and the lines added to C(authorized_keys).
     support: full
 """
 
@@ -80,6 +80,7 @@ LOOK = f"""
 printf 'python3=%s\\n' "$(command -v python3)"
 printf 'sshd=%s\\n' "$(command -v sshd)"
 printf 'active=%s\\n' "$(systemctl is-active ssh.service ssh.socket sshd.service 2>/dev/null | grep -cx active)"
+printf 'enabled=%s\\n' "$(systemctl is-enabled ssh.service ssh.socket sshd.service 2>/dev/null | grep -cx enabled)"
 printf 'memlock=%s\\n' "$(sed -n 's/^Max locked memory *\\([^ ]*\\).*/\\1/p' /proc/1/limits)"
 for key in /etc/ssh/ssh_host_*_key.pub; do [ -e "$key" ] && sed 's/^/hostkey=/' "$key"; done
 [ -e {KEYS} ] && sed 's/^/authorized=/' {KEYS}
@@ -174,7 +175,7 @@ def main() -> None:
     # A fresh server package generates its host keys and starts by itself.
     if not host_keys(seen) and "openssh-server" not in packages:
         did.append("generate host keys")
-    if first(seen, "active") in ("", "0") and "openssh-server" not in packages:
+    if "0" in (first(seen, "active") or "0", first(seen, "enabled") or "0") and "openssh-server" not in packages:
         did.append("enable and start the ssh server")
 
     if did and not module.check_mode:
@@ -204,12 +205,7 @@ def main() -> None:
         did=did,
         host_keys=host_keys(seen),
         limits={"memlock": first(seen, "memlock")},
-        diff={
-            "before": "",
-            "after": "".join(f"{line}\n" for line in added),
-            "after_header": KEYS,
-            "before_header": KEYS,
-        },
+        diff={"before": "", "after": "".join(f"{line}\n" for line in [*did, *added])},
     )
 
 

@@ -308,11 +308,14 @@ def pending_of(conf: GuestConf, managed: set[str]) -> list[dict[str, Any]]:
 def reasons(entries: list[dict[str, Any]], running: bool, raw: list[tuple[str, str]]) -> list[str]:
     if not running:
         return []
+    managed = [entry for entry in entries if entry["managed"]]
     said = [
-        f"{entry['option']} is {entry['now'] or 'absent'} and becomes {entry['after'] or 'absent'} at the next restart."
-        for entry in entries
-        if entry["managed"]
+        f"{entry['option']} is {entry['now'] or 'absent'} and becomes {entry['after']}."
+        for entry in managed
+        if entry["after"] is not None
     ]
+    if gone := [entry["option"] for entry in managed if entry["after"] is None]:
+        said.append(f"{', '.join(gone)} will be absent.")
     return said + [f"{key} = {value} is read when the guest starts." for key, value in raw]
 
 

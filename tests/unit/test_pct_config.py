@@ -252,6 +252,13 @@ def test_devices_are_managed_as_a_whole_but_other_kinds_are_left_alone() -> None
     ]  # fmt: skip
 
 
+def test_a_device_whose_removal_waits_for_a_restart_is_still_managed() -> None:
+    text = "arch: amd64\ndev0: /dev/nvidia7\ndev1: /dev/dri/renderD128\n\n[pve:pending]\ndelete: dev0,dev1\n"
+    result = plan(parse_conf(text), Wanted(devices=[]))
+    assert not result.changes
+    assert result.managed == {"dev0"}
+
+
 def test_creation_names_everything() -> None:
     wanted = Wanted(
         options={"hostname": "gpu", "unprivileged": True, "onboot": False, "rootfs": "local:8", "features": {}},
