@@ -84,8 +84,8 @@ class Server:
 
     def _late(self, seconds: float) -> None:
         log.launcher(
-            f"simulated: a step ended {seconds * 1000:.0f} ms after it was due: this machine is too slow for "
-            f"time_scale {self.config.time_scale:g}, and what is measured now is not the model."
+            f"simulated: {seconds * 1000:.0f} ms were lost to steps that ended late: this machine is too slow for "
+            f"time_scale {self.config.time_scale:g}, and what is measured now is slower than the model."
         )
 
     async def _simulated_sleep(self, seconds: float) -> None:

@@ -1,6 +1,8 @@
 """Drive an engine in wall time: a step of n simulated ms ends n / time_scale ms after the one before it was due.
 
-Deadlines are absolute, so that a late wake-up does not slow the rate: the next step is shorter by as much.
+Deadlines are absolute, so that a late wake-up does not slow the rate: the next step is shorter by as much. That goes
+for lateness of up to a step only. What is later moves the schedule: made up for, it would raise the rate of whatever
+window a client measures next, and deliver bursts that no server sends.
 """
 
 from __future__ import annotations
@@ -40,16 +42,18 @@ class Alarm:
         self._callback()
 
 
-class Driver:
-    """Owns the engine's time. `late` is called when a step ended more than `tolerance` wall seconds after its time."""
+# Wall seconds that may always be made up for: a loaded machine wakes a process up late by a few ms, again and again.
+_JITTER = 0.01
 
-    def __init__(
-        self, engine: Engine, time_scale: float, late: Callable[[float], None], tolerance: float = 0.25
-    ) -> None:
+
+class Driver:
+    """Owns the engine's time. `late` hears by how many wall seconds the schedule moved, once they reach `tell`."""
+
+    def __init__(self, engine: Engine, time_scale: float, late: Callable[[float], None], tell: float = 0.25) -> None:
         self.engine = engine
         self._scale_ms = 1000 * time_scale
-        self._due = 0.0
-        self._late, self._tolerance = late, tolerance
+        self._due = self._length = 0.0
+        self._late, self._tell, self._lost = late, tell, 0.0
         self._alarm = Alarm(asyncio.get_running_loop(), self._step_ended)
         # When the scheduler last gave a token, in monotonic seconds: what /health waits for.
         self.last_step = 0.0
@@ -63,14 +67,17 @@ class Driver:
 
     def _next(self, length_ms: float | None) -> None:
         if length_ms is not None:
-            self._due += length_ms / self._scale_ms
+            self._length = length_ms / self._scale_ms
+            self._due += self._length
             self._alarm.set(self._due)
 
     def _step_ended(self) -> None:
         now = self.last_step = time.monotonic()
         behind = now - self._due
-        if behind > self._tolerance:
-            # The machine cannot keep up; catching up would deliver bursts that no server sends.
-            self._late(behind)
+        if behind > _JITTER and behind > self._length:
             self._due = now
+            self._lost += behind
+            if self._lost >= self._tell:
+                self._late(self._lost)
+                self._lost = 0.0
         self._next(self.engine.finish_step())
