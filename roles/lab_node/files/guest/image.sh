@@ -8,3 +8,5 @@ for name in libcuda libnvidia-ml; do
 done
 ln -s libcuda.so.1 $libraries/libcuda.so
 ldconfig
+# Unprivileged, it can neither mount these nor load modules; a unit that always fails hides one that failed for a reason.
+systemctl mask sys-kernel-debug.mount sys-kernel-tracing.mount sys-kernel-config.mount systemd-modules-load.service
