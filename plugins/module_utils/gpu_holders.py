@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .nvidia_smi import run_bounded
 from .redact import redact, redact_value
 
 # Programs that open GPU nodes without computing, or that a person would not forgive us for killing. Shell patterns.
@@ -57,6 +58,8 @@ PROTECT = (
     "sshd-session",
     "sshd-auth",
 )
+# What unit_owners() says of a unit of ours that is not running while processes of its are still there.
+STOPPED = "stopped"
 LISTED = "on the protect list"
 OWN = "part of this connection"
 INIT = "the machine's first process"
@@ -69,6 +72,7 @@ _CAPS = ("nvidia-caps", "nvidia-caps-imex-channels")
 _GPU_NODE = re.compile(r"nvidia(\d+)")
 _DRIVER = re.compile(r"nvidia(?:ctl|-[a-z-]+)?")
 _GUEST = re.compile(r"(?:^|/)lxc(?:\.payload\.|/)(\d+)(?=/|$)")
+_OUR_UNIT = re.compile(r"servelab-[^/]+\.service")
 _UNIT = re.compile(r"[^/]+\.(?:service|scope)")
 _MAPPED = re.compile(rb"^([0-9a-f]+-[0-9a-f]+) \S+ \S+ \S+ \S+ +(\S*/nvidia[^/\n]*)$", re.M)
 
@@ -361,8 +365,25 @@ def scan(
     }
 
 
-def unit_owners(directory: str = "/run/servelab") -> dict[str, str]:
-    """Who started each mode's unit: {"servelab-baseline.service": "bench" or "serve"}, from <mode>.owner files."""
-    return {
+def unit_owners(directory: str = "/run/servelab", holders: Iterable[dict[str, Any]] = ()) -> dict[str, str]:
+    """Who started our units: {"servelab-baseline.service": "bench", "prove" or "serve"}, from <mode>.owner files.
+
+    Such a note goes with the unit. So a holder in the cgroup of a unit of ours without one is looked up: when systemd
+    says that the unit does not run, its owner is "stopped", and what is there survived its server.
+    """
+    owners = {
         f"servelab-{path.stem}.service": _text(str(path)).strip() for path in sorted(Path(directory).glob("*.owner"))
     }
+    for unit in sorted({str(holder["unit"]) for holder in holders} - owners.keys()):
+        if _OUR_UNIT.fullmatch(unit) and not _runs(unit):
+            owners[unit] = STOPPED
+    return owners
+
+
+def _runs(unit: str) -> bool:
+    """Whether systemd has a unit running. Where it cannot be asked, yes: that harms nobody."""
+    try:
+        answer = run_bounded(["systemctl", "is-active", unit], timeout=10)
+    except (FileNotFoundError, PermissionError):
+        return True
+    return answer is None or answer[1].strip() not in ("inactive", "failed", "unknown")

@@ -7,16 +7,19 @@ among those to release.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .gpu_holders import LISTED, unit_of
+from .gpu_holders import LISTED, STOPPED, unit_of
 
 RELEASE, TOLERATE, REFUSE = "release", "tolerate", "refuse"
 SERVE = "serve"
-# Who starts a server that nobody uses: a benchmark, and the proof at the end of site.yml.
-_DISPOSABLE = ("bench", "prove")
+# Servers that nobody uses, and why: started by a benchmark or by the proof at the end of site.yml, or stopped already.
+_DISPOSABLE = {"bench": "by a benchmark", "prove": "by a proof", STOPPED: "by a server that was stopped"}
 _SYSTEM = "/system.slice/"
+# Units that carry what people start in them. Stopping one to get rid of a process would be bad advice.
+_CARRIERS = re.compile(r"(sshd?|cron|crond|atd|docker|containerd|podman|user@\d+|getty@\w+|console-getty)\.service")
 
 
 class UnknownHolders(ValueError):
@@ -29,7 +32,7 @@ def _check(scan: Mapping[str, Any], where: str) -> None:
 
 
 def is_disposable(holder: Mapping[str, Any], owners: Mapping[str, str]) -> bool:
-    """Whether a holder lives in the cgroup of a system unit that a benchmark (or a proof) started."""
+    """Whether a holder lives in the cgroup of a system unit of ours that nobody uses."""
     cgroup, unit = str(holder["cgroup"]), unit_of(str(holder["cgroup"]))
     return unit is not None and owners.get(unit) in _DISPOSABLE and f"{_SYSTEM}{unit}" in cgroup
 
@@ -42,13 +45,14 @@ def _judge_own(holder: Mapping[str, Any], owners: Mapping[str, str], force: bool
     if protected:
         return REFUSE, f"{protected}: close the device there and run again"
     if is_disposable(holder, owners):
-        return RELEASE, f"left behind by {owners[holder['unit']]}"
+        return RELEASE, f"left behind {_DISPOSABLE[owners[holder['unit']]]}"
     if force:
         return RELEASE, "gpu_clean_force is set"
     unit = holder["unit"]
     if owners.get(unit) == SERVE:
         return REFUSE, f"a server in use: `systemctl stop {unit}`, or set bench_stop_ok=true"
-    stop = f"`systemctl stop {unit}`" if unit and str(unit).endswith(".service") else "stop it"
+    owned = unit and str(unit).endswith(".service") and not _CARRIERS.fullmatch(str(unit))
+    stop = f"`systemctl stop {unit}`" if owned else f"`kill {holder['pid']}`"
     return REFUSE, f"not started by a benchmark: {stop}, or set gpu_clean_force=true"
 
 

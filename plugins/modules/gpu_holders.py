@@ -116,7 +116,7 @@ not_devices:
   type: list
   elements: str
 owners:
-  description: Who started each unit.
+  description: Who started each unit. C(stopped) when a holder survived a unit that is not running.
   returned: always
   type: dict
   sample: {"servelab-baseline.service": "bench"}
@@ -140,7 +140,7 @@ def main() -> None:
     wanted = module.params
     protect = PROTECT if wanted["protect"] is None else wanted["protect"]
     seen = scan(device_dir=wanted["device_dir"], view=wanted["view"], protect=protect, unprotect=wanted["unprotect"])
-    module.exit_json(changed=False, owners=unit_owners(wanted["owners_dir"]), **seen)
+    module.exit_json(changed=False, owners=unit_owners(wanted["owners_dir"], seen["holders"]), **seen)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
-# /dev/full's number: a node that can be opened and held without any driver.
+# /dev/full's number: a node that can be opened and held without any driver. The lab's cards have it too, so what tells
+# ours from those of a lab (or of another test run) on this machine is a name that nobody else has.
 HARMLESS = os.makedev(1, 7)
+CARDS = [int(f"{os.getpid()}{number}") for number in range(2)]
+NODES = {0: f"nvidia{CARDS[0]}", 1: f"nvidia{CARDS[1]}", "ctl": f"nvidiactl{os.getpid()}"}
 
 
 @pytest.fixture
@@ -20,10 +23,10 @@ def gpu_dir(tmp_path: Path) -> Path:
     directory = tmp_path / "dev"
     directory.mkdir(mode=0o755)
     try:
-        for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        for name in NODES.values():
             os.mknod(directory / name, stat.S_IFCHR | 0o666, HARMLESS)
             (directory / name).chmod(0o666)
-        (directory / "nvidia0").open("rb").close()
+        (directory / NODES[0]).open("rb").close()
     except OSError as error:
         pytest.skip(f"device nodes cannot be made or opened here: {error}")
     return directory
@@ -31,11 +34,11 @@ def gpu_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hold(gpu_dir: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """hold("nvidia0", …, argv=[…]) → a process that has these nodes open. A name with a slash is a path of its own."""
+    """hold(0, "ctl", …, argv=[…]) → a process that has these nodes (keys of NODES, or paths) open."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(*names: str, argv: list[str] | None = None, **options: object) -> subprocess.Popen[bytes]:
-        fds = [os.open(name if "/" in name else gpu_dir / name, os.O_RDONLY) for name in names]
+    def start(*nodes: int | str, argv: list[str] | None = None, **options: object) -> subprocess.Popen[bytes]:
+        fds = [os.open(gpu_dir / NODES[node] if node in NODES else str(node), os.O_RDONLY) for node in nodes]
         try:
             process = subprocess.Popen(argv or ["sleep", "60"], pass_fds=fds, **options)  # type: ignore[call-overload]
         finally:

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from conftest import NODES
 
 from servelab.shared.fuser import ERROR, HOLDERS, NOBODY, fuser, parse
 from servelab.shared.gpu_holders import PROTECT, is_listed
@@ -49,10 +50,10 @@ def test_a_missing_fuser_is_an_error(tmp_path):
 
 @needs_fuser
 def test_the_real_fuser_finds_a_holder_and_kills_it(gpu_dir, hold):
-    process = hold("nvidia0")
-    node = str(gpu_dir / "nvidia0")
+    process = hold(0)
+    node = str(gpu_dir / NODES[0])
     assert fuser([node]).pids == [process.pid]
-    assert fuser([str(gpu_dir / "nvidia1")]).outcome == NOBODY
+    assert fuser([str(gpu_dir / NODES[1])]).outcome == NOBODY
     assert fuser([str(gpu_dir / "nvidia7")]).outcome == ERROR
     assert fuser([node], "KILL").pids == [process.pid]
     assert process.wait(5) == -9

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from conftest import CARDS, NODES
 
 from servelab.shared.gpu_holders import (
     PROTECT,
@@ -186,7 +187,7 @@ def test_a_regular_file_under_a_nodes_name_is_no_device(gpu_dir):
     (gpu_dir / "nvidia-uvm-tools").touch()
     nodes = find_nodes(str(gpu_dir))
     assert nodes.not_devices == [str(gpu_dir / "nvidia-uvm-tools")]
-    assert str(gpu_dir / "nvidia-uvm-tools") not in nodes.paths and nodes.gpus == [0, 1]
+    assert str(gpu_dir / "nvidia-uvm-tools") not in nodes.paths and nodes.gpus == CARDS
 
 
 def holders_by_pid(gpu_dir: Path, **options) -> dict[int, dict]:
@@ -194,15 +195,15 @@ def holders_by_pid(gpu_dir: Path, **options) -> dict[int, dict]:
 
 
 def test_real_holders_are_found_and_the_innocent_are_not(gpu_dir, hold, tmp_path):
-    first = hold("nvidia0", "nvidiactl")
-    both = hold("nvidia0", "nvidia1")
+    first = hold(0, "ctl")
+    both = hold(0, 1)
     innocent = hold("/dev/full")  # the same number under a foreign name
     bystander = subprocess.Popen(["sleep", "60"])
     try:
         found = holders_by_pid(gpu_dir)
         assert found.keys() == {first.pid, both.pid}, (innocent.pid, bystander.pid)
-        assert found[first.pid]["gpus"] == [0] and found[first.pid]["devices"] == ["nvidia0", "nvidiactl"]
-        assert found[both.pid]["gpus"] == [0, 1]
+        assert found[first.pid]["gpus"] == CARDS[:1] and found[first.pid]["devices"] == [NODES[0], NODES["ctl"]]
+        assert found[both.pid]["gpus"] == CARDS
         assert found[both.pid]["ppid"] == os.getpid() and found[both.pid]["user"] == "root"
         assert found[both.pid]["start_time"] == start_time(both.pid)
         assert found[both.pid]["command"] == "sleep 60" and found[both.pid]["state"] == "S"
@@ -215,17 +216,17 @@ def test_real_holders_are_found_and_the_innocent_are_not(gpu_dir, hold, tmp_path
 
 def test_a_deleted_node_and_a_bind_like_second_name_are_still_held(gpu_dir, hold):
     hidden = gpu_dir.parent / "elsewhere"
-    os.link(gpu_dir / "nvidia1", hidden)  # the same inode under another name, as a bind mount has it
-    linked, deleted = hold(str(hidden)), hold("nvidia0")
-    (gpu_dir / "nvidia0").unlink()
-    os.mknod(gpu_dir / "nvidia0", stat.S_IFCHR | 0o666, os.makedev(1, 7))
+    os.link(gpu_dir / NODES[1], hidden)  # the same inode under another name, as a bind mount has it
+    linked, deleted = hold(str(hidden)), hold(0)
+    (gpu_dir / NODES[0]).unlink()
+    os.mknod(gpu_dir / NODES[0], stat.S_IFCHR | 0o666, os.makedev(1, 7))
     found = holders_by_pid(gpu_dir)
-    assert found[linked.pid]["devices"] == ["nvidia1"]
-    assert found[deleted.pid]["devices"] == ["nvidia0"]
+    assert found[linked.pid]["devices"] == [NODES[1]]
+    assert found[deleted.pid]["devices"] == [NODES[0]]
 
 
 def test_a_grandchild_of_a_double_fork_is_a_holder(gpu_dir, hold):
-    parent = hold("nvidia0", argv=["sh", "-c", "sleep 60 & echo $!"], stdout=subprocess.PIPE)
+    parent = hold(0, argv=["sh", "-c", "sleep 60 & echo $!"], stdout=subprocess.PIPE)
     orphan = int(parent.stdout.readline())
     parent.wait(5)
     try:
@@ -238,9 +239,9 @@ def test_names_on_the_list_and_this_connection_are_protected(gpu_dir, hold, tmp_
     exporter = tmp_path / "dcgm-exporter"
     exporter.write_text("#!/bin/sh\nwhile :; do sleep 1; done\n")
     exporter.chmod(0o755)
-    listed, ordinary = hold("nvidia0", argv=[str(exporter)]), hold("nvidia0")
+    listed, ordinary = hold(0, argv=[str(exporter)]), hold(0)
     time.sleep(0.2)  # until it has become the exporter
-    with (gpu_dir / "nvidia1").open("rb"):
+    with (gpu_dir / NODES[1]).open("rb"):
         found = holders_by_pid(gpu_dir)
         assert found[os.getpid()]["protected"] == "part of this connection"
     assert found[listed.pid]["protected"] == "on the protect list: dcgm-exporter"
@@ -250,7 +251,7 @@ def test_names_on_the_list_and_this_connection_are_protected(gpu_dir, hold, tmp_
 
 
 def test_what_may_not_be_looked_at_makes_the_view_incomplete(gpu_dir, hold):
-    process = hold("nvidia0")
+    process = hold(0)
     gpu_dir.parent.chmod(0o755)
     reading, writing = os.pipe()
     child = os.fork()
@@ -280,6 +281,27 @@ def test_owners_of_units(tmp_path):
         "servelab-eagle3_pcie_ipc.service": "serve",
     }
     assert unit_owners(str(tmp_path / "nowhere")) == {}
+
+
+@pytest.mark.parametrize(
+    ("systemd_says", "owner"),
+    [("inactive", "stopped"), ("failed", "stopped"), ("unknown", "stopped"), ("active", None)],
+)
+def test_what_survives_a_unit_that_is_not_running_is_told(tmp_path, monkeypatch, systemd_says, owner):
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text(f"#!/bin/sh\necho {systemd_says}\n[ {systemd_says} = active ]\n")
+    systemctl.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    (tmp_path / "eagle3.owner").write_text("serve\n")
+    units = ["servelab-baseline.service", "servelab-eagle3.service", "ollama.service", None]
+    owners = unit_owners(str(tmp_path), [{"unit": unit} for unit in units])
+    assert owners.pop("servelab-eagle3.service") == "serve"
+    assert owners == ({"servelab-baseline.service": owner} if owner else {})
+
+
+def test_where_systemd_cannot_be_asked_a_unit_counts_as_running(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert unit_owners(str(tmp_path), [{"unit": "servelab-baseline.service"}]) == {}
 
 
 def test_the_role_lists_the_same_names_as_the_module():

@@ -79,12 +79,23 @@ def test_what_a_benchmark_left_behind_is_released_and_swept():
     assert decided["view"] == "node and guest"
 
 
-@pytest.mark.parametrize("owners", [{}, {UNIT: "serve"}])
+@pytest.mark.parametrize("owner", ["prove", "stopped"])
+def test_what_survived_a_proof_or_a_stopped_server_goes_too(owner):
+    assert pids(plan(view("guest", in_unit(1502), owners={UNIT: owner}))["release"]) == [1502]
+
+
+@pytest.mark.parametrize("owners", [{}, {UNIT: "serve"}, {UNIT: ""}, {"servelab-eagle3.service": "bench"}])
 def test_a_server_in_use_is_refused_and_named(owners):
     decided = plan(view("guest", in_unit(1502), owners=owners))
     assert not decided["release"] and pids(decided["refuse"]) == [1502] and not decided["sweep"]
     assert f"systemctl stop {UNIT}" in decided["refuse"][0]["action"]
-    assert ("bench_stop_ok=true" in decided["refuse"][0]["action"]) == bool(owners)
+    assert ("bench_stop_ok=true" in decided["refuse"][0]["action"]) == (owners == {UNIT: "serve"})
+
+
+@pytest.mark.parametrize("unit", ["ssh.service", "session-3.scope", "user@1000.service", None])
+def test_nobody_is_told_to_stop_ssh_for_one_process(unit):
+    decided = plan(view("guest", in_unit(1502, unit) if unit else holder(1502)))
+    assert "`kill 1502`" in decided["refuse"][0]["action"] and "systemctl" not in decided["refuse"][0]["action"]
 
 
 def test_force_releases_in_the_own_guest_only():
@@ -195,7 +206,11 @@ def test_no_world_yields_a_kill_of_a_protected_or_foreign_process():
     released = 0
     for _ in range(4000):
         numbers = itertools.count(2)
-        owners = {unit: rng.choice(["bench", "serve", ""]) for unit in units if unit and rng.random() < 0.7}
+        owners = {
+            unit: rng.choice(["bench", "prove", "stopped", "serve", ""])
+            for unit in units
+            if unit and rng.random() < 0.7
+        }
         inside, outside = [], []
         for _ in range(rng.randrange(6)):
             unit = rng.choice(units)
@@ -217,7 +232,9 @@ def test_no_world_yields_a_kill_of_a_protected_or_foreign_process():
         on_the_node = {h["pid"]: h for h in outside}
         for victim in decided["release"]:
             assert in_guest[victim["pid"]]["protected"] is None and victim["protected"] is None
-            assert force or (owners.get(victim["unit"]) == "bench" and "/system.slice/" in victim["cgroup"])
+            assert force or (
+                owners.get(victim["unit"]) in ("bench", "prove", "stopped") and "/system.slice/" in victim["cgroup"]
+            )
         for victim in decided["release_on_node"]:
             assert with_node and on_the_node[victim["pid"]]["protected"] is None
             assert on_the_node[victim["pid"]]["vmid"] == 129

@@ -8,8 +8,9 @@ import subprocess
 import time
 
 import pytest
+from conftest import NODES
 
-from servelab.shared.gpu_holders import scan
+from servelab.shared.gpu_holders import ancestors, scan
 from servelab.shared.gpu_release import release
 
 needs_fuser = pytest.mark.skipif(not shutil.which("fuser"), reason="psmisc is not installed")
@@ -18,7 +19,9 @@ DEAF = ["sh", "-c", "trap '' TERM; echo deaf; while :; do sleep 1; done"]
 
 
 def holders(gpu_dir) -> list[dict]:
-    return scan(str(gpu_dir), view="guest")["holders"]
+    # Only our own children, whatever the scan says: these tests kill.
+    seen = scan(str(gpu_dir), view="guest")["holders"]
+    return [holder for holder in seen if os.getpid() in ancestors(holder["pid"])]
 
 
 def outcomes(result: dict) -> dict[int, str]:
@@ -26,7 +29,7 @@ def outcomes(result: dict) -> dict[int, str]:
 
 
 def nodes(gpu_dir) -> list[str]:
-    return [str(gpu_dir / name) for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm")]
+    return [str(gpu_dir / name) for name in NODES.values()]
 
 
 def deaf(hold, *names):
@@ -36,7 +39,7 @@ def deaf(hold, *names):
 
 
 def test_term_first_then_kill_and_the_bystander_lives(gpu_dir, hold):
-    polite, stubborn, bystander = hold("nvidia0"), deaf(hold, "nvidia1"), hold("/dev/full")
+    polite, stubborn, bystander = hold(0), deaf(hold, 1), hold("/dev/full")
     result = release(holders(gpu_dir), grace=0.5)
     assert outcomes(result)[polite.pid] == "exited"
     assert outcomes(result)[stubborn.pid] == "killed"
@@ -47,8 +50,8 @@ def test_term_first_then_kill_and_the_bystander_lives(gpu_dir, hold):
 @needs_fuser
 @pytest.mark.parametrize("deaf_one", [False, True])
 def test_where_everybody_may_go_fuser_sweeps(gpu_dir, hold, deaf_one):
-    first = hold("nvidia0")
-    second = deaf(hold, "nvidia1") if deaf_one else hold("nvidia1")
+    first = hold(0)
+    second = deaf(hold, 1) if deaf_one else hold(1)
     bystander = hold("/dev/full")
     # The shell's child `sleep 1` inherits the descriptor too, and is among those to be released.
     result = release(holders(gpu_dir), grace=0.5, nodes=nodes(gpu_dir))
@@ -60,9 +63,9 @@ def test_where_everybody_may_go_fuser_sweeps(gpu_dir, hold, deaf_one):
 
 @needs_fuser
 def test_one_stranger_on_the_nodes_and_fuser_is_not_used(gpu_dir, hold):
-    target = hold("nvidia0")
+    target = hold(0)
     listed = holders(gpu_dir)
-    stranger = hold("nvidia0")  # came after the scan: fuser would kill it as well
+    stranger = hold(0)  # came after the scan: fuser would kill it as well
     result = release(listed, grace=2, nodes=nodes(gpu_dir))
     assert outcomes(result) == {target.pid: "exited"}
     assert f"fuser not used (PID {stranger.pid}" in result["notes"][0]
@@ -70,7 +73,7 @@ def test_one_stranger_on_the_nodes_and_fuser_is_not_used(gpu_dir, hold):
 
 
 def test_a_reused_pid_is_left_alone(gpu_dir, hold):
-    process = hold("nvidia0")
+    process = hold(0)
     (listed,) = holders(gpu_dir)
     result = release([listed | {"start_time": listed["start_time"] - 1}], grace=0.2)
     assert outcomes(result) == {process.pid: "gone before"} and result["signalled"] == 0
@@ -78,7 +81,7 @@ def test_a_reused_pid_is_left_alone(gpu_dir, hold):
 
 
 def test_one_that_exits_between_scan_and_signal_is_gone(gpu_dir, hold):
-    process = hold("nvidia0")
+    process = hold(0)
     listed = holders(gpu_dir)
     process.kill()
     process.wait()
@@ -89,15 +92,15 @@ def test_one_that_exits_between_scan_and_signal_is_gone(gpu_dir, hold):
     "limits", [{"vmid": 129}, {"cgroup_prefixes": ["/system.slice/servelab-"]}, {"cgroup_prefixes": ["/lxc/129"]}]
 )
 def test_outside_the_allowed_cgroups_nobody_is_signalled(gpu_dir, hold, limits):
-    process = hold("nvidia0")
+    process = hold(0)
     result = release(holders(gpu_dir), grace=0.2, **limits)
     assert outcomes(result) == {process.pid: "refused"} and "its cgroup" in result["results"][0]["detail"]
     assert process.poll() is None
 
 
 def test_the_protected_and_this_connection_are_refused(gpu_dir, hold):
-    process = hold("nvidia0")
-    with (gpu_dir / "nvidia1").open("rb"):
+    process = hold(0)
+    with (gpu_dir / NODES[1]).open("rb"):
         own = next(holder for holder in holders(gpu_dir) if holder["pid"] == os.getpid())
         (listed,) = [holder for holder in holders(gpu_dir) if holder["pid"] == process.pid]
     result = release([own | {"protected": None}, listed | {"protected": "on the protect list: x"}], grace=0.2)
@@ -105,7 +108,7 @@ def test_the_protected_and_this_connection_are_refused(gpu_dir, hold):
 
 
 def test_a_dry_run_signals_nobody(gpu_dir, hold):
-    process = hold("nvidia0")
+    process = hold(0)
     result = release(holders(gpu_dir), grace=0.2, nodes=nodes(gpu_dir), dry_run=True)
     assert outcomes(result) == {process.pid: "would be released"}
     time.sleep(0.1)

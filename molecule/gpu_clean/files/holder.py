@@ -22,12 +22,11 @@ from servelab_lab.gpu import claim  # noqa: E402
 def hold(name: str, mib: int, cards: list[int], deaf: bool) -> None:
     if deaf:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    held = [claim(card, mib) for card in cards]
+    claims = [claim(card, mib) for card in cards]
     mark = Path("/run/servelab-test", f"{name}.pid")
     mark.with_suffix(".new").write_text(f"{os.getpid()}\n")
     mark.with_suffix(".new").rename(mark)
-    # `held` must live: the cards are free when it is collected.
-    while True:
+    while claims or not cards:  # they hold as long as somebody refers to them
         signal.pause()
 
 

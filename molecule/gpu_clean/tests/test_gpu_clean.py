@@ -39,6 +39,10 @@ def test_their_units_are_gone(guest, unit):
     assert not guest.service(unit).is_running
 
 
+def test_notes_about_owners_are_gone(guest):
+    assert guest.file("/run/servelab").listdir() == []
+
+
 @pytest.mark.parametrize("place", ["node", "guest"])
 def test_the_cards_are_empty(place, request):
     host = request.getfixturevalue(place)
