@@ -14,6 +14,8 @@ from .readiness_log import records, start_progress
 from .redact import redact
 
 TAIL_LINES = 40
+# SGLang prints all its settings in one line of 20 KB.
+LINE_CHARACTERS = 300
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ def death_line(text: str) -> str | None:
     """The first line that says the engine is dying, or None. "Ready to roll" before or after it changes nothing."""
     for record in records(text):
         if DEATH.search(record.text):
-            return redact(record.text)
+            return _short(record.text)
     return None
 
 
@@ -169,7 +171,7 @@ def diagnose(text: str, end: Exit | None = None) -> Diagnosis:
             if match:
                 words = {key: redact(value).rstrip(". ") for key, value in match.groupdict().items() if value}
                 return Diagnosis(
-                    entry.name, entry.cause.format(**words), entry.remedy.format(**words), redact(line.strip())
+                    entry.name, entry.cause.format(**words), entry.remedy.format(**words), _short(line.strip())
                 )
     if end.result == "oom-kill":
         return Diagnosis(
@@ -178,7 +180,7 @@ def diagnose(text: str, end: Exit | None = None) -> Diagnosis:
             "Give the guest more memory or lower the offload and pinned buffers.",
             _last_line(text),
         )
-    tail = [redact(line) for line in lines[-TAIL_LINES:]]
+    tail = [_short(line) for line in lines[-TAIL_LINES:]]
     orphan = next((line for line in lines if _CHILD_LOST.search(line)), None)
     own = [line for line in lines if _ERROR.match(line) and not _PEER_LOST.search(line)]
     if orphan and not own:
@@ -186,7 +188,7 @@ def diagnose(text: str, end: Exit | None = None) -> Diagnosis:
             "lost child",
             "a child process of the server died without an error of its own: somebody, or the kernel, killed it",
             "Look for who did: another operator, a script, the OOM killer or an Xid of the node (`dmesg` there).",
-            redact(orphan),
+            _short(orphan),
             tail,
         )
     if end.code == "killed" and end.status in (9, 15) and not death_line(text):
@@ -212,8 +214,13 @@ def _how(end: Exit) -> str:
     return f" (signal {end.status})" if end.code in ("killed", "dumped") else f" (exit status {end.status})"
 
 
+def _short(line: str) -> str:
+    line = redact(line)
+    return line if len(line) <= LINE_CHARACTERS else f"{line[:LINE_CHARACTERS]} …"
+
+
 def _last_line(text: str) -> str:
     last = ""
     for record in records(text):
         last = record.text
-    return redact(last)
+    return _short(last)
