@@ -24,7 +24,7 @@ class ActionModule(ActionBase):
         task_vars = task_vars or {}
         result: dict[str, Any] = super().run(tmp, task_vars)
         groups = {name: list(hosts) for name, hosts in task_vars["groups"].items()}
-        catalogue = read_catalogue(ROLES, self._task.args.get("releases") or ())
+        catalogue = read_catalogue(ROLES)
         problems: list[str] = []
         hosts: dict[str, dict[str, Any]] = {}
         for host in dict.fromkeys([*groups.get("pve_nodes", []), *groups.get("gpu_guests", [])]):
@@ -68,7 +68,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-def read_catalogue(roles: Path, releases: Sequence[str]) -> Catalogue:
+def read_catalogue(roles: Path) -> Catalogue:
     """What the roles take, from their own specifications; a role without one is not judged."""
     variables: dict[str, set[str]] = {}
     defaults: dict[str, Any] = {}
@@ -83,4 +83,5 @@ def read_catalogue(roles: Path, releases: Sequence[str]) -> Catalogue:
             defaults |= {name: value for name, value in given.items() if "{{" not in str(value)}
         variables[role.name] = names
     modes = sorted(path.stem for path in roles.glob("sglang_server/vars/modes/*.yml"))
-    return Catalogue(variables, defaults, modes, [str(release) for release in releases])
+    stacks = yaml.safe_load((roles / "sglang_env/vars/main.yml").read_text(encoding="utf-8"))
+    return Catalogue(variables, defaults, modes, [str(release) for release in stacks["__sglang_env_releases"]])

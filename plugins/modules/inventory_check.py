@@ -15,11 +15,7 @@ description:
     problems at once, one sentence each with the host, the value, the rule and the remedy.
   - Runs on the controller and connects to nothing.
 author: The Servelab developers
-options:
-  releases:
-    description: The SGLang releases that there are stacks for. Without them, C(sglang_version) is not judged.
-    type: list
-    elements: str
+options: {}
 attributes:
   check_mode:
     description: Changes nothing, so it does the same in check mode.
