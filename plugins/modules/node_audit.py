@@ -11,7 +11,7 @@ module: node_audit
 short_description: Judge a node's driver, device nodes, GPUs, topology and IOMMU
 version_added: 0.1.0
 description:
-  - Reads only. Returns one finding for each check: what was found, what is right, why it matters, and the one remedy.
+  - Reads only. Returns for each check what was found, what is right, why it matters, and the one remedy.
   - Never fails because of what it finds; whoever calls it decides what a V(fail) means.
 author: The Servelab developers
 options:
@@ -62,7 +62,7 @@ findings:
     found: {description: What there is., type: str}
     right: {description: What there should be., type: str}
     why: {description: Why it matters., type: str}
-    remedy: {description: What to do, or null., type: str}
+    remedy: {description: "What to do, or null.", type: str}
 table:
   description: The findings as lines for a person.
   returned: always
