@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -19,6 +20,14 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(__file__).parent / "fixtures" / "sim" / "sglang"
 
 
+def release(version: str, directory: Path) -> str:
+    """Return a package that says it is another release, below `directory`."""
+    package = directory / version / "sglang"
+    shutil.copytree(PACKAGE, package)
+    (package / "_version.py").write_text(f'__version__ = "{version}"\n')
+    return str(package)
+
+
 def free_port() -> int:
     """Return a port that nobody listens on now."""
     with socket.socket() as probe:
@@ -29,7 +38,14 @@ def free_port() -> int:
 class Sim:
     """One server process; a context manager that leaves neither it nor its children behind."""
 
-    def __init__(self, directory: Path, *flags: str, port: int | None = None, **config: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *flags: str,
+        port: int | None = None,
+        environ: Mapping[str, str] | None = None,
+        **config: Any,
+    ) -> None:
         self.port = port or free_port()
         settings = {"sglang_package": str(PACKAGE), "time_scale": 50, "load_seconds": 1, **config}
         path = directory / f"server-{self.port}.json"
@@ -39,6 +55,7 @@ class Sim:
             VARIABLE: str(path),
             NO_GPU: "1",
             "PYTHONPATH": f"{ROOT}/roles/lab_node/files:{ROOT}/src",
+            **(environ or {}),
         }
         self.out, self.err = directory / f"{self.port}.out", directory / f"{self.port}.err"
         command = [sys.executable, "-m", "servelab_lab.server", "--model-path", "/m", "--port", str(self.port), *flags]

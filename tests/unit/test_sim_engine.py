@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count, repeat
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from servelab_lab.server.adaptive import Adaptive
 from servelab_lab.server.cost import Mode, load_profile
+from servelab_lab.server.dialect import Dialect
 from servelab_lab.server.engine import DecodeReport, Engine, PrefillReport, Request
+from servelab_lab.server.prefix import PrefixCache
 
 STORY = load_profile("story")
-BASELINE = Mode()
+BASELINE = Mode(graph_max_batch=128)
 EAGLE3 = Mode(draft_steps=2, draft_tokens=3)
 
 
@@ -30,7 +35,13 @@ class Out:
 
 
 def build(
-    mode: Mode = BASELINE, *, max_running: int = 100, chunk: int = 8192, kv_tokens: int = 10**6, every: int = 40
+    mode: Mode = BASELINE,
+    *,
+    max_running: int = 100,
+    chunk: int = 8192,
+    kv_tokens: int = 10**6,
+    every: int = 40,
+    **more: Any,
 ) -> tuple[Engine, list[PrefillReport], list[DecodeReport]]:
     prefills: list[PrefillReport] = []
     decodes: list[DecodeReport] = []
@@ -43,6 +54,7 @@ def build(
         report_every=every,
         on_prefill=prefills.append,
         on_decode=decodes.append,
+        **more,
     )
     return engine, prefills, decodes
 
@@ -201,3 +213,111 @@ def test_reports_count_what_happened_since_the_last() -> None:
     # The first tokens came with the prefill: 4, and then 4 a step.
     assert (decodes[0].running, decodes[0].tokens, decodes[0].tokens_held) == (4, 164, 4 * 141)
     assert decodes[1].tokens == 160
+
+
+# The prefix cache
+
+
+def test_the_longest_known_beginning_is_found() -> None:
+    cache = PrefixCache(100)
+    cache.add(["the", "quick", "brown", "fox"])
+    assert cache.match(["the", "quick", "red", "fox"]) == 2
+    assert cache.match(["the", "quick", "brown", "fox", "jumps"]) == 4
+    assert cache.match(["quick", "brown"]) == 0
+    cache.clear()
+    assert cache.match(["the"]) == 0
+
+
+def test_a_full_cache_forgets_the_oldest() -> None:
+    cache = PrefixCache(4)
+    cache.add(["a", "b"])
+    cache.add(["c", "d", "e"])
+    assert len(cache) == 4
+    assert cache.match(["a", "b"]) == 0
+    assert cache.match(["c", "d", "e"]) == 3
+
+
+def said(engine: Engine, words: str, limit: int = 3) -> Request:
+    prompt = words.split()
+    request = Request(len(prompt), limit, repeat(" a"), Out(), words=prompt, again=lambda: repeat(" a"))
+    engine.submit(request)
+    run(engine)
+    return request
+
+
+def test_a_known_beginning_is_not_prefilled_again() -> None:
+    engine, prefills, _ = build(cache=PrefixCache(1000))
+    assert said(engine, "p q r s").cached_tokens == 0
+    # The last token of a prompt is always computed.
+    assert said(engine, "p q r s").cached_tokens == 3
+    # What was answered is known too: p q r s a a a.
+    assert said(engine, "p q r s a a b").cached_tokens == 6
+    assert [(report.new_tokens, report.cached_tokens) for report in prefills] == [(4, 0), (1, 3), (1, 6)]
+    engine.flush()
+    assert said(engine, "p q r s").cached_tokens == 0
+
+
+def test_eagle_keeps_pairs_and_knows_one_token_less() -> None:
+    engine, _, _ = build(EAGLE3, cache=PrefixCache(1000))
+    said(engine, "1 2 3 4 5 6 7 8 9")
+    # As captured: a prompt of 9 tokens, 7 of them cached.
+    assert said(engine, "1 2 3 4 5 6 7 8 9").cached_tokens == 7
+
+
+def test_without_a_cache_nothing_is_known() -> None:
+    engine, _, _ = build()
+    said(engine, "p q r s")
+    assert said(engine, "p q r s").cached_tokens == 0
+
+
+# Aborts, n-grams, adaptive drafts
+
+
+def test_an_abort_ends_a_waiting_request_at_once_and_a_running_one_with_its_next_token() -> None:
+    engine, _, _ = build(max_running=1)
+    running, waiting = Out(), Out()
+    first = ask(engine, running, limit=100)
+    second = ask(engine, waiting, limit=100)
+    engine.begin()
+    engine.finish_step()
+    engine.abort(first)
+    engine.abort(second)
+    assert waiting.steps == [("", 0, "abort")]
+    run(engine)
+    assert running.steps == [(" a", 1, None), (" a", 1, "abort")]
+    assert engine.requests == 0
+    engine.abort(first)
+    assert len(running.steps) == 2
+
+
+def test_n_grams_yield_one_to_eight_tokens() -> None:
+    engine, _, _ = build(Mode(ngram=True, draft_tokens=8))
+    out = Out()
+    ask(engine, out, limit=3001)
+    run(engine)
+    decoded = [tokens for _, tokens, reason in out.steps[1:] if reason is None]
+    assert set(decoded) == set(range(1, 9))
+    assert sum(decoded) / len(decoded) == pytest.approx(1.9, rel=0.01)
+
+
+def test_a_large_batch_stops_drafting_and_a_small_one_starts_again(tmp_path: Path) -> None:
+    path = tmp_path / "adaptive.json"
+    path.write_text('{"1": {"candidate_steps": [2]}, "3": {"candidate_steps": [0]}}')
+    switches: list[tuple[int, int]] = []
+    engine, _, decodes = build(
+        Mode(graph_max_batch=128, draft_steps=2, draft_tokens=3),
+        every=1,
+        adaptive=Adaptive(2, str(path), Dialect.of("0.5.23"), [1, 2, 3]),
+        on_switch=lambda old, new: switches.append((old.draft_steps, new.draft_steps)),
+    )
+    outs = [Out() for _ in range(3)]
+    for number, out in enumerate(outs):
+        ask(engine, out, limit=50 if number else 10)
+    steps = run(engine)
+    # Three requests without drafts cost what the baseline's do: 6.2032 + 2.1 + 122 x (26.04 + 26.88 µs).
+    assert steps[1] == pytest.approx(14.75944)
+    assert switches == [(2, 0), (0, 2)]
+    assert {tokens for _, tokens, _ in outs[0].steps} == {1}
+    assert decodes[0].accept_length == 1.0
+    assert max(report.accept_length for report in decodes) > 1.0
+    assert all(out.tokens == 50 for out in outs[1:])

@@ -13,17 +13,19 @@ from servelab_lab.gpu.scan import Holder
 from servelab_lab.server import cards
 from servelab_lab.server.cards import Seat, seats
 from servelab_lab.server.cost import Mode, load_profile
+from servelab_lab.server.dialect import Dialect
 from servelab_lab.server.memory import StartFailure, plan
 from servelab_lab.server.startup import progress_bar
 
 STORY = load_profile("story")
 EAGLE3 = Mode(draft_steps=2, draft_tokens=3)
+NOW = Dialect.of("0.5.23")
 EMPTY = [0] * 8
 LOGS = Path(__file__).parent / "cases" / "sglang-real"
 
 
 def test_a_fraction_of_055_leaves_the_storys_10_42_gb_of_cache() -> None:
-    division = plan(STORY, Mode(), 0.55, EMPTY)
+    division = plan(STORY, Mode(), 0.55, EMPTY, NOW)
     # 97887 MiB are 95.593 GiB, less 0.59 for a context: 95.00. 0.55 x 95.00 - 41.83 = 10.42.
     assert division.available == pytest.approx(95.003, abs=0.001)
     assert division.kv == pytest.approx(10.42, abs=0.005)
@@ -33,15 +35,35 @@ def test_a_fraction_of_055_leaves_the_storys_10_42_gb_of_cache() -> None:
 
 
 def test_auto_claims_88_percent_of_a_card() -> None:
-    division = plan(STORY, EAGLE3, 0.88, EMPTY)
+    division = plan(STORY, EAGLE3, 0.88, EMPTY, NOW)
     assert division.claim_mib == 86141
     # The draft's weights and cache come out of the same share.
     assert division.kv + division.draft_kv == pytest.approx(0.88 * 95.003 - 41.83 - 1.2, abs=0.01)
 
 
+def test_the_custom_all_reduces_buffers_leave_090_gb() -> None:
+    division = plan(STORY, Mode(backend="custom_ar", limit=1 << 20), 0.55, EMPTY, NOW)
+    # 0.55 x 95.00 - 41.83 - 9.52.
+    assert division.kv == pytest.approx(0.90, abs=0.005)
+
+
+def test_n_gram_drafts_need_no_second_model() -> None:
+    ngram, baseline = (plan(STORY, mode, 0.55, EMPTY, NOW) for mode in (Mode(ngram=True, draft_tokens=8), Mode()))
+    assert (ngram.draft, ngram.draft_kv, ngram.tokens) == (0, 0, baseline.tokens)
+
+
+def test_up_to_0_5_13_a_cache_without_room_is_worded_otherwise() -> None:
+    with pytest.raises(StartFailure) as caught:
+        plan(STORY, Mode(), 0.4, EMPTY, Dialect.of("0.5.12"))
+    assert (caught.value.kind, caught.value.text) == (
+        "RuntimeError",
+        "Not enough memory. Please try to increase --mem-fraction-static. Current value: mem_fraction_static=0.4",
+    )
+
+
 def failure(fraction: float, used: list[int]) -> StartFailure:
     with pytest.raises(StartFailure) as caught:
-        plan(STORY, Mode(), fraction, used)
+        plan(STORY, Mode(), fraction, used, NOW)
     return caught.value
 
 
@@ -67,7 +89,7 @@ def test_one_occupied_card_is_an_imbalance_that_the_others_report() -> None:
 
 def test_evenly_occupied_cards_leave_a_smaller_cache() -> None:
     # 20,000 MiB are 19.53 GiB: 0.88 x 75.47 - 41.83.
-    assert plan(STORY, Mode(), 0.88, [20000] * 8).kv == pytest.approx(24.58, abs=0.01)
+    assert plan(STORY, Mode(), 0.88, [20000] * 8, NOW).kv == pytest.approx(24.58, abs=0.01)
 
 
 def test_full_cards_are_an_nccl_error_and_nearly_full_ones_out_of_memory() -> None:

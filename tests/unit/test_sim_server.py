@@ -70,8 +70,8 @@ def test_the_log_says_simulated_first_and_then_what_sglang_says_in_its_order(sim
         r" TP1\] Load weight end\. elapsed=0\.35 s, type=KimiK25.*, avail mem=53\.17 GB, mem usage=41\.83 GB\.$",
         r" TP0\] KV Cache is allocated\. dtype: torch\.bfloat16, #tokens: 6382\d\d, KV size: 41\.77 GB$",
         r" TP0\] Memory pool end\. avail mem=11\.40 GB$",
-        r" TP0\] Capture target decode CUDA graph begin\. backend=full, num_tokens_per_req=1, bs=\[1, 2, 4, 8, 12, ",
-        r" TP0\] Capture target decode CUDA graph end\. bs=.*, mem usage=1\.40 GB, avail mem=10\.00 GB\.$",
+        r" TP0\] Capture target decode CUDA graph begin\. backend=full, num_tokens_per_req=1, avail mem=11\.40 GB$",
+        r" TP0\] Capture target decode CUDA graph end\. bs=\[1, 2, 4, 8, .*, mem usage=1\.40 GB, avail mem=10\.00 GB\.$",
         r" TP0\] max_total_num_tokens=6382\d\d, chunked_prefill_size=8192, max_prefill_tokens=16384, "
         r"max_running_requests=4096, context_len=8192, available_gpu_mem=10\.00 GB$",
         r"\] INFO:     Application startup complete\.$",
@@ -135,9 +135,9 @@ def test_a_bad_configuration_of_the_double_is_one_sentence(
 
 
 def test_what_the_model_does_not_know_is_refused(tmp_path: Path) -> None:
-    with Sim(tmp_path, "--speculative-algorithm", "NGRAM") as sim:
+    with Sim(tmp_path, "--speculative-algorithm", "STANDALONE") as sim:
         assert sim.process.wait(10) == 1
-        assert "has no cost model for --speculative-algorithm NGRAM" in sim.log()
+        assert "has no cost model for --speculative-algorithm STANDALONE" in sim.log()
 
 
 def test_a_port_in_use_is_noticed_late_and_greeted_all_the_same(sim: Sim, tmp_path: Path) -> None:
@@ -370,7 +370,14 @@ def test_a_killed_scheduler_takes_the_server_and_its_streams_down(tmp_path: Path
         assert not got.endswith(b"0\r\n\r\n")
         assert b"[DONE]" not in got
         assert sim.process.wait(10) == -signal.SIGKILL
-        assert "It usually means one child failed." in sim.log()
+        log = sim.log()
+        order = [
+            "SIGQUIT received. signum=None, frame=None. It usually means one child failed.",
+            "Sleeping 5 seconds before crash diagnostics to let GPU activity settle.",
+            "No live scheduler processes found; skipping py-spy and CUDA coredump.",
+            f"kill_process_tree called: parent_pid={sim.process.pid}, include_parent=True, pid={sim.process.pid}",
+        ]
+        assert [log.index(line) for line in order] == sorted(log.index(line) for line in order)
 
 
 def test_the_real_0_5_23_starts_with_the_modes_flags_and_refuses_the_old_ones(tmp_path: Path) -> None:

@@ -10,9 +10,11 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from contextlib import suppress
 
 from . import log
+from .adaptive import Adaptive
 from .api import Api
 from .config import Config, ConfigError, load_config
 from .cost import Mode, Profile, load_profile
@@ -20,14 +22,26 @@ from .drive import Driver
 from .engine import DecodeReport, Engine, PrefillReport, Request
 from .http import Connection
 from .info import Info
+from .paths import choose
+from .prefix import PrefixCache
 from .schedulers import kill
-from .serverargs import ServerArgs, Unsupported, max_running, mode_of, parse
-from .startup import Start, Started, end, greet
+from .serverargs import (
+    A2A_ASSERTION,
+    Refused,
+    ServerArgs,
+    Unsupported,
+    adaptive_of,
+    max_running,
+    mode_of,
+    parse,
+)
+from .startup import Start, Started, end, greet, raise_in_launcher
 
 # Simulated seconds.
 _WARM_UP = 2.0
 _SHUTDOWN_POLL = 5.0
-_FALL_AFTER_LOST_SCHEDULER = 3.5
+# What a real server's last seconds were seen to be after a scheduler was killed.
+_LOSS_NOTICED, _CRASH_SETTLES, _PEERS_FALL = 0.1, 5.0, 3.6
 _PORT_IN_USE_STATUS = 3
 _BACKLOG = 2048
 
@@ -35,9 +49,18 @@ _BACKLOG = 2048
 class Server:
     """The running server: the engine with its log, the HTTP side, and how it ends."""
 
-    def __init__(self, config: Config, args: ServerArgs, profile: Profile, mode: Mode, started: Started) -> None:
-        self.config, self.args, self.started = config, args, started
+    def __init__(
+        self,
+        config: Config,
+        args: ServerArgs,
+        profile: Profile,
+        mode: Mode,
+        started: Started,
+        adaptive: Adaptive | None,
+    ) -> None:
+        self.config, self.args, self.started, self.dialect = config, args, started, args.dialect
         self._last_prefill = self._last_decode = time.monotonic()
+        self._falling = False
         self._say = log.rank(0)
         self.engine = Engine(
             profile,
@@ -48,6 +71,9 @@ class Server:
             report_every=int(args.decode_log_interval or 40),
             on_prefill=self._prefilled,
             on_decode=self._decoded,
+            cache=None if args.disable_radix_cache else PrefixCache(started.plan.tokens),
+            adaptive=adaptive,
+            on_switch=self._switched,
         )
         self.info = Info(config, args, profile, started.plan, self.engine)
         self._connections: set[Connection] = set()
@@ -62,24 +88,33 @@ class Server:
 
     def _prefilled(self, report: PrefillReport) -> None:
         gap, self._last_prefill = self._since(self._last_prefill)
+        self.info.input_throughput = report.new_tokens / gap
+        pending = f"#pending-token: {report.pending_tokens}, " if self.dialect.tells_pending else ""
         self._say(
-            f"Prefill batch, #new-seq: {report.new_requests}, #new-token: {report.new_tokens}, #cached-token: 0, "
+            f"Prefill batch, #new-seq: {report.new_requests}, #new-token: {report.new_tokens}, "
+            f"#cached-token: {report.cached_tokens}, "
             f"token usage: {self._usage(self.engine.tokens_held)}, #running-req: {report.running}, "
-            f"#queue-req: {report.waiting}, #pending-token: {report.pending_tokens}, cuda graph: False, "
-            f"input throughput (token/s): {report.new_tokens / gap:.2f}"
+            f"#queue-req: {report.waiting}, {pending}cuda graph: False, "
+            f"input throughput (token/s): {self.info.input_throughput:.2f}"
         )
 
     def _decoded(self, report: DecodeReport) -> None:
         gap, self._last_decode = self._since(self._last_decode)
-        self.info.gen_throughput = report.tokens / gap
+        self.info.decoded(report, report.tokens / gap)
         accepted = ""
-        if self.engine.mode.speculative:
-            rate = (report.accept_length - 1) / (self.engine.mode.draft_tokens - 1)
+        if self.engine.speculates:
+            rate = self.dialect.accept_rate(report.accept_length, self.engine.mode.draft_tokens)
             accepted = f"accept len: {report.accept_length:.2f}, accept rate: {rate:.2f}, "
         self._say(
             f"Decode batch, #running-req: {report.running}, #token: {report.tokens_held}, "
             f"token usage: {self._usage(report.tokens_held)}, {accepted}cuda graph: {report.captured}, "
             f"gen throughput (token/s): {self.info.gen_throughput:.2f}, #queue-req: {report.waiting}"
+        )
+
+    def _switched(self, old: Mode, new: Mode) -> None:
+        self._say(
+            f"Switch adaptive runtime state: steps {old.draft_steps} -> {new.draft_steps}, "
+            f"draft_tokens {old.draft_tokens} -> {new.draft_tokens}"
         )
 
     def _late(self, seconds: float) -> None:
@@ -96,6 +131,8 @@ class Server:
         loop = asyncio.get_running_loop()
         self.driver = Driver(self.engine, self.config.time_scale, self._late)
         self.api = Api(self.info, self.driver)
+        if "death_on_first_request" in self.config.faults:
+            self.api.on_first_request = self._die_of_request
         stopped = asyncio.Event()
         loop.add_signal_handler(signal.SIGTERM, self._terminate)
         loop.add_signal_handler(signal.SIGINT, stopped.set)
@@ -144,7 +181,8 @@ class Server:
         if await asyncio.get_running_loop().run_in_executor(None, _answers, f"http://{host}:{port}/model_info"):
             log.launcher("The server is fired up and ready to roll!")
         log.uvicorn("Application shutdown complete.")
-        log.launcher(f"kill_process_tree called: parent_pid={os.getpid()}, include_parent=False, pid={os.getpid()}")
+        if self.dialect.logs_kills:
+            log.launcher(f"kill_process_tree called: parent_pid={os.getpid()}, include_parent=False, pid={os.getpid()}")
         kill(self.started.mortal())
         sys.exit(_PORT_IN_USE_STATUS)
 
@@ -168,17 +206,58 @@ class Server:
         for scheduler in self.started.schedulers:
             scheduler.let_go()
         await self._simulated_sleep(1.0)
-        end(self.started)
+        end(self.started, self.dialect)
 
     def _child_changed(self) -> None:
         with suppress(ChildProcessError):
             while gone := os.waitpid(-1, os.WNOHANG)[0]:
                 if gone in self.started.pids and not self.api.draining:
-                    loop = asyncio.get_running_loop()
-                    loop.call_later(_FALL_AFTER_LOST_SCHEDULER / self.config.time_scale, self._fall)
+                    self._simulated_later(_LOSS_NOTICED, self._peer_lost, gone)
+
+    def _simulated_later(self, seconds: float, call: Callable[..., None], *arguments: object) -> None:
+        asyncio.get_running_loop().call_later(seconds / self.config.time_scale, call, *arguments)
+
+    def _exception(self, rank: int, text: str) -> None:
+        frame = self.dialect.scheduler_frame(str(self.config.package()))
+        log.rank(rank)(f"Scheduler hit an exception: Traceback (most recent call last):\n{frame}{text}\n")
+
+    def _peer_lost(self, gone: int) -> None:
+        """The ranks that wait for a killed one fail, and the server with them."""
+        if not self._falling:
+            for scheduler in self.started.schedulers:
+                if scheduler.pid != gone:
+                    self._exception(
+                        scheduler.rank,
+                        "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] "
+                        "Connection closed by peer [127.0.0.1]:63710",
+                    )
+            self._fall()
+
+    def _die_of_request(self) -> None:
+        """Play a kernel that does not fit the card: found by the first request that needs it."""
+        for scheduler in self.started.schedulers:
+            self._exception(
+                scheduler.rank,
+                "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 106000, "
+                "Hardware limit: 101376. Reducing block sizes or `num_stages` may help.",
+            )
+        self._fall()
 
     def _fall(self) -> None:
-        end(self.started, "SIGQUIT received. signum=None, frame=None. It usually means one child failed.")
+        """Stop working, and end as a server does whose child failed."""
+        self._falling = True
+        self.driver.stop()
+        why = "SIGQUIT received. signum=None, frame=None. It usually means one child failed."
+        if not self.dialect.logs_kills:
+            end(self.started, self.dialect, why)
+        log.launcher(why)
+        log.launcher("Sleeping 5 seconds before crash diagnostics to let GPU activity settle.")
+        self._simulated_later(_PEERS_FALL, kill, self.started.mortal())
+        self._simulated_later(_CRASH_SETTLES, self._fallen)
+
+    def _fallen(self) -> None:
+        log.launcher("No live scheduler processes found; skipping py-spy and CUDA coredump.")
+        end(self.started, self.dialect)
 
 
 def _answers(url: str) -> bool:
@@ -196,12 +275,28 @@ def main() -> int:
         profile = load_profile(config.profile)
         greet(config, profile)
         args = parse(config.package(), sys.argv[1:], profile)
+        if "assertion" in config.faults:
+            raise_in_launcher(config, "AssertionError", A2A_ASSERTION)
         mode = mode_of(args)
+        rows = mode.graph_max_batch * mode.draft_tokens
+        way = choose(
+            args,
+            os.environ,
+            config.package(),
+            args.dialect,
+            profile,
+            rows,
+            custom_fails="fell_back_to_nccl" in config.faults,
+        )
+        mode = mode_of(args, way)
+        adaptive = adaptive_of(args)
+    except Refused as refused:
+        raise_in_launcher(config, refused.kind, str(refused))
     except (ConfigError, Unsupported) as error:
         print(error, file=sys.stderr)
         return 1
-    started = Start(config, args, profile, mode).run()
-    asyncio.run(Server(config, args, profile, mode, started).serve())
+    started = Start(config, args, profile, mode, way, adaptive).run()
+    asyncio.run(Server(config, args, profile, mode, started, adaptive).serve())
     return 0
 
 

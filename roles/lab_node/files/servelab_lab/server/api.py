@@ -16,7 +16,7 @@ from .engine import Request
 from .http import Exchange
 from .info import Info
 from .startup import context_length
-from .text import ANSWERS, Continuation
+from .text import ANSWERS, Continuation, Garbage
 from .wire import ChatStream, CompletionStream, Reply, Stream, Whole, spec_details, stopped_by
 
 _FLUSHED = (
@@ -39,6 +39,7 @@ class Api:
     def __init__(self, info: Info, driver: Driver) -> None:
         self.info, self.driver = info, driver
         self.ready = self.draining = False
+        self.on_first_request: Callable[[], None] | None = None
         self._ordinals = count(1)
         self._tasks: set[asyncio.Task[None]] = set()
         self._answers = {**ANSWERS, **info.config.answers}
@@ -57,7 +58,7 @@ class Api:
             "/flush_cache": {"GET": self._flush, "POST": self._flush},
             **{path: {"POST": self._complete} for path in _COMPLETIONS},
         }
-        if not info.args.old_logs:
+        if info.args.dialect.since("0.5.20"):
             self._routes["/ready"] = {"GET": self._readiness}
 
     def handle(self, exchange: Exchange) -> None:
@@ -169,7 +170,7 @@ class Api:
             )
             exchange.reply(400, _NOT_FLUSHED)
             return
-        engine.reset_speculation()
+        engine.flush()
         log.rank(0)("Cache flushed successfully!")
         exchange.reply(200, _FLUSHED)
 
@@ -188,6 +189,9 @@ class Api:
             )
         except Refusal as refusal:
             exchange.reply_json(400, refusal.document)
+            return
+        if self.on_first_request is not None:
+            self.on_first_request()
             return
         Generation(self, exchange, ask, next(self._ordinals)).start(self._answers)
 
@@ -209,7 +213,8 @@ class Generation:
     def start(self, answers: dict[str, str]) -> None:
         """Queue the request."""
         ask, exchange = self._ask, self._exchange
-        says = Continuation(ask.words, answers)
+        kind = Garbage if "garbage_output" in self._api.info.config.faults else Continuation
+        says = kind(ask.words, answers)
         deliver: Callable[..., None] = self._stream().step if ask.stream else self._collect(Whole(self._reply))
 
         def sink(text: str, tokens: int, reason: str | None) -> None:
@@ -234,7 +239,7 @@ class Generation:
     def _stream(self) -> Stream:
         ask, exchange = self._ask, self._exchange
         kind = ChatStream if ask.chat else CompletionStream
-        speculative = self._api.driver.engine.mode.speculative
+        speculative = self._api.driver.engine.speculates
         return kind(
             self._reply,
             exchange.send,
@@ -254,7 +259,7 @@ class Generation:
             whole.completion_tokens += tokens
             if reason is not None:
                 document = whole.document(chat=self._ask.chat, reason=reason, matched=matched)
-                if self._ask.spec_details and self._api.driver.engine.mode.speculative:
+                if self._ask.spec_details and self._api.driver.engine.speculates:
                     document["sglext"] = self._sglext()
                 self._exchange.reply_json(200, document)
 

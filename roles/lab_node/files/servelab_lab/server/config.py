@@ -8,7 +8,7 @@ from __future__ import annotations
 import glob
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,19 @@ DEFAULT = "/opt/servelab-lab/server.json"
 NO_GPU = "SERVELAB_LAB_NO_GPU"
 
 
+# Failures on demand; docs/simulator.md says what each looks like.
+FAULTS = (
+    "assertion",
+    "death_on_first_request",
+    "fell_back_to_nccl",
+    "garbage_output",
+    "hang_nccl_init",
+    "oom_graph_capture",
+    "oom_kv_pool",
+    "unsupported_architecture",
+)
+
+
 class ConfigError(ValueError):
     """The double's configuration is unusable. The text is one sentence per error."""
 
@@ -30,7 +43,8 @@ class Config:
     """`time_scale` k: one simulated second takes 1/k wall seconds. `load_seconds` are simulated.
 
     `sglang_package` is a glob of the installed package's directory. With `survivors` the schedulers outlive their
-    launcher and ignore SIGTERM. `answers` maps a part of a prompt to what the model says to it.
+    launcher and ignore SIGTERM. `answers` maps a part of a prompt to what the model says to it. `faults` are names of
+    FAULTS.
     """
 
     sglang_package: str
@@ -39,6 +53,7 @@ class Config:
     survivors: bool = False
     load_seconds: float = 40.0
     answers: Mapping[str, str] = field(default_factory=dict)
+    faults: Sequence[str] = ()
 
     def package(self) -> Path:
         """Return the one directory that the glob finds. Raises ConfigError."""
@@ -84,4 +99,7 @@ def _errors(data: Mapping[str, Any]) -> list[str]:
     answers = data.get("answers", {})
     if not isinstance(answers, dict) or not all(isinstance(value, str) for value in answers.values()):
         errors.append(f"answers must map parts of prompts to texts, not {answers!r}.")
+    faults = data.get("faults", [])
+    if not isinstance(faults, list) or any(fault not in FAULTS for fault in faults):
+        errors.append(f"faults must be a list of names from {', '.join(FAULTS)}; it is {faults!r}.")
     return errors

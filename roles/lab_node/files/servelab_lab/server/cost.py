@@ -4,15 +4,16 @@ Units: milliseconds of simulated time unless a name says otherwise; batches coun
 
     step = compute(tokens) + draft(batch) + all-reduces × latency(backend, bytes, captured)
 
-A decode step runs one token per request. An EAGLE step drafts, then verifies `draft_tokens` tokens per request, of
-which `accept_length` become output on average.
+A decode step runs one token per request. An EAGLE step drafts, then verifies `draft_tokens` tokens per request; an
+n-gram step looks its drafts up instead. Every draft is accepted with the same chance p if all before it were, so that
+a step yields 1 + p + p² + … tokens; p is such that the profile's `accept_length` comes out for its draft tokens.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,24 @@ class Backend:
 
 
 @dataclass(frozen=True)
+class Drafts:
+    """How well drafts are guessed: a step of `draft_tokens` (the sure one included) yields `accept_length` on average.
+
+    Drafting itself takes `step_ms + request_ms × batch` for each step of it.
+    """
+
+    draft_tokens: int
+    accept_length: float
+    step_ms: float
+    request_ms: float
+
+    @property
+    def chance(self) -> float:
+        """The chance that one draft is accepted, all before it being right."""
+        return _chance(self.accept_length, self.draft_tokens)
+
+
+@dataclass(frozen=True)
 class Profile:
     """The numbers of one imagined machine and model; profiles/*.json say where each comes from."""
 
@@ -51,10 +70,11 @@ class Profile:
     token_ms: float
     prefill_ms: float
     prefill_token_ms: float
-    draft_step_ms: float
-    draft_request_ms: float
-    accept_length: float
+    eagle: Drafts
+    ngram: Drafts
     verify_captured: bool
+    graphs_free_up_to: int
+    graphs_ms_per_batch: float
     backends: Mapping[str, Backend]
     memory: Mapping[str, float]
     context_length: int
@@ -63,16 +83,26 @@ class Profile:
 
 @dataclass(frozen=True)
 class Mode:
-    """What the server's flags mean here. `graph_max_batch` 0: no CUDA graphs; `draft_steps` 0: no speculation."""
+    """What the server's flags mean here. `graph_max_batch` 0: no CUDA graphs; `draft_tokens` 1: no speculation.
+
+    All-reduces of more than `limit` bytes go over `nccl` whatever the `backend`.
+    """
 
     backend: str = "nccl"
     graph_max_batch: int = 512
     draft_steps: int = 0
     draft_tokens: int = 1
+    ngram: bool = False
+    limit: int | None = None
+    nccl: str = "nccl"
 
     @property
     def speculative(self) -> bool:
-        return self.draft_steps > 0
+        return self.draft_tokens > 1
+
+    def drafting(self, steps: int) -> Mode:
+        """Return this mode with chains of `steps` drafts."""
+        return replace(self, draft_steps=steps, draft_tokens=steps + 1)
 
 
 def profile_names() -> list[str]:
@@ -86,7 +116,7 @@ def load_profile(name: str) -> Profile:
         raise ProfileError(f"profile {name!r} is unknown: choose one of {', '.join(profile_names())}.")
     data: dict[str, Any] = json.loads((PROFILES / f"{name}.json").read_text(encoding="utf-8"))
     try:
-        compute, draft, prefill = data["compute"], data["speculation"], data["prefill"]
+        compute, prefill, graphs = data["compute"], data["prefill"], data["graphs"]
         return Profile(
             name=name,
             description=data["description"],
@@ -99,10 +129,11 @@ def load_profile(name: str) -> Profile:
             token_ms=compute["token_ms"],
             prefill_ms=prefill["step_ms"],
             prefill_token_ms=prefill["token_ms"],
-            draft_step_ms=draft["draft_step_ms"],
-            draft_request_ms=draft["draft_request_ms"],
-            accept_length=draft["accept_length"],
-            verify_captured=draft["verify_captured"],
+            eagle=Drafts(**data["eagle"]),
+            ngram=Drafts(**data["ngram"]),
+            verify_captured=graphs["verify_captured"],
+            graphs_free_up_to=graphs["free_up_to"],
+            graphs_ms_per_batch=graphs["ms_per_batch_beyond"],
             backends={key: Backend(**value) for key, value in data["allreduce"].items()},
             memory=data["memory"],
             crossover=data["crossover"],
@@ -121,15 +152,19 @@ def captured(profile: Profile, mode: Mode, batch: int) -> bool:
 def allreduce_ms(profile: Profile, mode: Mode, batch: int) -> float:
     """Return the ms that one decode or verify step of `batch` requests spends in all-reduces."""
     size = batch * mode.draft_tokens * profile.hidden_size * profile.bytes_per_element
-    latency = profile.backends[mode.backend].latency_us(size, captured(profile, mode, batch))
+    backend = mode.backend if mode.limit is None or size <= mode.limit else mode.nccl
+    latency = profile.backends[backend].latency_us(size, captured(profile, mode, batch))
     return profile.allreduces_per_forward * latency / 1000
 
 
 def step_ms(profile: Profile, mode: Mode, batch: int) -> float:
     """Return the ms of one decode step (draft and verify, with speculation) of `batch` requests."""
     compute = profile.step_ms + profile.token_ms * batch * mode.draft_tokens
-    draft = mode.draft_steps * (profile.draft_step_ms + profile.draft_request_ms * batch)
-    return compute + draft + allreduce_ms(profile, mode, batch)
+    if captured(profile, mode, batch):
+        compute += profile.graphs_ms_per_batch * max(0, mode.graph_max_batch - profile.graphs_free_up_to)
+    drafts = profile.ngram if mode.ngram else profile.eagle
+    times = 1 if mode.ngram else mode.draft_steps
+    return compute + times * (drafts.step_ms + drafts.request_ms * batch) + allreduce_ms(profile, mode, batch)
 
 
 def prefill_ms(profile: Profile, tokens: int) -> float:
@@ -137,18 +172,20 @@ def prefill_ms(profile: Profile, tokens: int) -> float:
     return profile.prefill_ms + profile.prefill_token_ms * tokens
 
 
+def accept_thresholds(profile: Profile, mode: Mode) -> tuple[float, ...]:
+    """Return for n = 2 … draft_tokens the probability of gaining at least n tokens in one step."""
+    chance = (profile.ngram if mode.ngram else profile.eagle).chance
+    return tuple(chance**n for n in range(1, mode.draft_tokens))
+
+
 def accept_length(profile: Profile, mode: Mode) -> float:
-    """Return the mean tokens that a request gains in one step: 1 without speculation, at most `draft_tokens`."""
-    return min(profile.accept_length, float(mode.draft_tokens)) if mode.speculative else 1.0
+    """Return the mean tokens that a request gains in one step: 1 without speculation."""
+    return 1 + sum(accept_thresholds(profile, mode))
 
 
 @cache
-def accept_thresholds(mean: float, draft_tokens: int) -> tuple[float, ...]:
-    """Return for n = 2 … draft_tokens the probability of gaining at least n tokens in one step.
-
-    Each draft is accepted with the same probability p if all before it were, so that the chances are p, p², …; p is
-    such that the mean 1 + p + p² + … is `mean`.
-    """
+def _chance(mean: float, draft_tokens: int) -> float:
+    """Solve 1 + p + p² + … + p^(draft_tokens - 1) = mean."""
     low, high = 0.0, 1.0
     for _ in range(60):
         p = (low + high) / 2
@@ -156,7 +193,7 @@ def accept_thresholds(mean: float, draft_tokens: int) -> tuple[float, ...]:
             low = p
         else:
             high = p
-    return tuple(high**n for n in range(1, draft_tokens))
+    return high
 
 
 def decode_tok_s(profile: Profile, mode: Mode, batch: int) -> float:

@@ -57,6 +57,7 @@ class Driver:
         self._alarm = Alarm(asyncio.get_running_loop(), self._step_ended)
         # When the scheduler last gave a token, in monotonic seconds: what /health waits for.
         self.last_step = 0.0
+        self._stopped = False
 
     def submit(self, request: Request) -> None:
         """Queue a request; it starts with the next step, now if the engine is idle."""
@@ -65,13 +66,19 @@ class Driver:
             self._due = time.monotonic()
             self._next(self.engine.begin())
 
+    def stop(self) -> None:
+        """Do no more steps: whoever computed them is dead."""
+        self._stopped = True
+
     def _next(self, length_ms: float | None) -> None:
-        if length_ms is not None:
+        if length_ms is not None and not self._stopped:
             self._length = length_ms / self._scale_ms
             self._due += self._length
             self._alarm.set(self._due)
 
     def _step_ended(self) -> None:
+        if self._stopped:
+            return
         now = self.last_step = time.monotonic()
         behind = now - self._due
         if behind > _JITTER and behind > self._length:

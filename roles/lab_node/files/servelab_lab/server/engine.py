@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
-from .cost import Mode, Profile, accept_length, accept_thresholds, captured, prefill_ms, step_ms
+from .adaptive import Adaptive
+from .cost import Mode, Profile, accept_thresholds, captured, prefill_ms, step_ms
+from .prefix import PrefixCache
 
 # Steps of the golden ratio fill [0, 1) evenly from any start: the mean acceptance shows after a few steps.
 _GOLDEN = 0.6180339887498949
@@ -35,11 +38,16 @@ class Request:
 
     `sink(text, count, reason)` gets the new text, how many tokens it is, and None, "stop", "length" or "abort".
     `stops_at` is the number of tokens after which end-of-sequence comes (None: never); it counts as one more token.
+    `words` are the prompt and `again()` the pieces from the first on, for the prefix cache; without words nothing is
+    looked up or kept. `cached_tokens` is known once the prefill has begun.
     """
 
     __slots__ = (
+        "again",
+        "cached_tokens",
         "done",
         "draw",
+        "ending",
         "generated",
         "left_to_prefill",
         "limit",
@@ -48,6 +56,7 @@ class Request:
         "sink",
         "spec",
         "stops_at",
+        "words",
     )
 
     def __init__(
@@ -59,14 +68,19 @@ class Request:
         *,
         stops_at: int | None = None,
         seed: int = 0,
+        words: Sequence[str] = (),
+        again: Callable[[], Iterator[str]] | None = None,
     ) -> None:
         self.prompt_tokens = self.left_to_prefill = prompt_tokens
         self.limit = max_tokens
         self.next_piece = pieces.__next__
         self.sink = sink
         self.stops_at = stops_at
+        self.words, self.again = words, again
         self.generated = 0
+        self.cached_tokens: int | None = None
         self.done = False
+        self.ending = "length"
         self.draw = (seed * _GOLDEN) % 1.0
         self.spec = Spec(0, [])
 
@@ -80,6 +94,7 @@ class PrefillReport:
     running: int
     waiting: int
     pending_tokens: int
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -108,21 +123,32 @@ class Engine:
         report_every: int,
         on_prefill: Callable[[PrefillReport], None],
         on_decode: Callable[[DecodeReport], None],
+        cache: PrefixCache | None = None,
+        adaptive: Adaptive | None = None,
+        on_switch: Callable[[Mode, Mode], None] = lambda old, new: None,
     ) -> None:
-        self.profile, self.mode = profile, mode
+        self.profile, self.mode, self.cache = profile, mode, cache
+        # Whether drafts are ever made; an adaptive server may be without at times.
+        self.speculates = mode.speculative or adaptive is not None
+        self._adaptive, self._on_switch = adaptive, on_switch
+        lengths = [steps + 1 for steps in adaptive.candidates] if adaptive is not None else []
+        self.widest = max(mode.draft_tokens, *lengths, 1)
         self.max_running, self.chunk, self.kv_tokens = max_running, chunked_prefill, kv_tokens
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.total_verify_steps = self.total_accepted = 0
-        self.tokens_out = 0
+        self.tokens_out = self.tokens_in = self.tokens_cached = 0
         self._prefilling: list[tuple[Request, int]] = []
         self._stepping = False
         self._report_every, self._on_prefill, self._on_decode = report_every, on_prefill, on_decode
         self._decode_steps = self._tokens_since_report = self._accepted_since = self._verified_since = 0
+        self._use(mode)
+
+    def _use(self, mode: Mode) -> None:
+        self.mode = mode
         self._step_ms: dict[int, float] = {}
-        thresholds = accept_thresholds(accept_length(profile, mode), mode.draft_tokens) if mode.speculative else ()
         # bisect wants ascending: a draw below thresholds[n] gains at least n + 2 tokens.
-        self._ascending = tuple(reversed(thresholds))
+        self._ascending = tuple(reversed(accept_thresholds(self.profile, mode)))
 
     @property
     def idle(self) -> bool:
@@ -149,6 +175,23 @@ class Engine:
         """Drop a request; its sink hears nothing more."""
         request.done = True
 
+    def abort(self, request: Request) -> None:
+        """End a request: at once if it waits, with its next tokens if it runs."""
+        if request.done:
+            return
+        request.ending = "abort"
+        if request in self.waiting and request.left_to_prefill:
+            request.done = True
+            request.sink("", 0, "abort")
+        else:
+            request.limit = min(request.limit, request.generated + 1)
+
+    def flush(self) -> None:
+        """Forget all prefixes, and the average acceptance."""
+        if self.cache is not None:
+            self.cache.clear()
+        self.reset_speculation()
+
     def reset_speculation(self) -> None:
         self.total_verify_steps = self.total_accepted = 0
 
@@ -163,10 +206,18 @@ class Engine:
         self._stepping = batch > 0
         if not batch:
             return None
+        if self._adaptive is not None:
+            self._adapt(self._adaptive.steps(batch))
         length = self._step_ms.get(batch)
         if length is None:
             length = self._step_ms[batch] = step_ms(self.profile, self.mode, batch)
         return length
+
+    def _adapt(self, steps: int) -> None:
+        if steps != self.mode.draft_steps:
+            old, new = self.mode, self.mode.drafting(steps)
+            self._use(new)
+            self._on_switch(old, new)
 
     def finish_step(self) -> float | None:
         """Deliver what the step yields, and `begin()` the next."""
@@ -189,6 +240,8 @@ class Engine:
             if request.done:
                 self.waiting.popleft()
                 continue
+            if request.cached_tokens is None:
+                self._look_up(request)
             room -= request.prompt_tokens + request.limit
             if room < 0 and (chosen or self.running):
                 break
@@ -201,8 +254,32 @@ class Engine:
             slots -= 1
         return chosen
 
+    def _look_up(self, request: Request) -> None:
+        """Find what is known of a prompt. At least its last token is computed; EAGLE keeps pairs, one fewer."""
+        known = 0
+        if self.cache is not None and request.words:
+            known = min(self.cache.match(request.words), request.prompt_tokens - 1)
+            if self.mode.draft_steps or self._adaptive is not None:
+                known -= 1
+        request.cached_tokens = max(known, 0)
+        request.left_to_prefill = request.prompt_tokens - request.cached_tokens
+
+    def _keep(self, request: Request, tokens: int) -> None:
+        """Remember a prompt and the first tokens of its answer."""
+        if self.cache is not None and request.words:
+            said = islice(request.again(), tokens) if request.again is not None else ()
+            self.cache.add([*request.words, *(piece.strip() for piece in said)])
+
     def _finish_prefill(self) -> None:
         chosen, self._prefilling = self._prefilling, []
+        # Known tokens count with the first chunk of their prompt.
+        cached = sum(
+            request.cached_tokens or 0
+            for request, tokens in chosen
+            if request.left_to_prefill + tokens == request.prompt_tokens - (request.cached_tokens or 0)
+        )
+        self.tokens_in += sum(tokens for _, tokens in chosen)
+        self.tokens_cached += cached
         self._on_prefill(
             PrefillReport(
                 new_requests=len(chosen),
@@ -210,10 +287,12 @@ class Engine:
                 running=len(self.running),
                 waiting=len(self.waiting),
                 pending_tokens=sum(request.left_to_prefill for request in self.waiting),
+                cached_tokens=cached,
             )
         )
         for request, _ in chosen:
             if request.left_to_prefill == 0 and not request.done:
+                self._keep(request, 0)
                 if self._deliver(request, 1):
                     continue
                 self.running.append(request)
@@ -221,9 +300,19 @@ class Engine:
     def _finish_decode(self) -> None:
         deliver, running = self._deliver, self.running
         if self.mode.speculative:
+            before = self._accepted_since
+            verified = self._verified_since
             running = [request for request in running if not request.done and not deliver(request, self._gain(request))]
+            if self._adaptive is not None and self._verified_since > verified:
+                accepted = (self._accepted_since - before) / (self._verified_since - verified) - 1
+                self._adaptive.saw(len(self.running), accepted)
         else:
             running = [request for request in running if not request.done and not deliver(request, 1)]
+            if self._adaptive is not None:
+                # A step without drafts counts as one that gained the sure token.
+                self._verified_since += len(self.running)
+                self._accepted_since += len(self.running)
+                self._adaptive.saw(len(self.running), 0.0)
         batch, self.running = len(self.running), running
         self._decode_steps += 1
         if self._decode_steps % self._report_every == 0:
@@ -235,7 +324,7 @@ class Engine:
         gain = 1 + len(self._ascending) - bisect_left(self._ascending, draw)
         spec = request.spec
         if not spec.histogram:
-            spec.histogram = [0] * self.mode.draft_tokens
+            spec.histogram = [0] * self.widest
         spec.verify_steps += 1
         spec.histogram[gain - 1] += 1
         self._verified_since += 1
@@ -247,7 +336,7 @@ class Engine:
         generated = request.generated + count
         reason = None
         if generated >= request.limit:
-            generated, reason = request.limit, "length"
+            generated, reason = request.limit, request.ending
         end = request.stops_at
         if end is not None and generated > end:
             generated, reason = end + 1, "stop"
@@ -260,6 +349,7 @@ class Engine:
         text = piece() if text_tokens == 1 else "".join([piece() for _ in range(text_tokens)])
         if reason:
             request.done = True
+            self._keep(request, generated)
         request.sink(text, count, reason)
         return request.done
 

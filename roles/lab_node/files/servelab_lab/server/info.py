@@ -7,7 +7,7 @@ from typing import Any
 
 from .config import Config
 from .cost import Profile
-from .engine import Engine
+from .engine import DecodeReport, Engine
 from .memory import Plan
 from .serverargs import ServerArgs, max_running
 from .startup import context_length
@@ -21,7 +21,12 @@ class Info:
 
     def __init__(self, config: Config, args: ServerArgs, profile: Profile, plan: Plan, engine: Engine) -> None:
         self.config, self.args, self.profile, self.plan, self.engine = config, args, profile, plan, engine
-        self.gen_throughput = 0.0
+        self.gen_throughput = self.input_throughput = 0.0
+        self.last_decode: DecodeReport | None = None
+
+    def decoded(self, report: DecodeReport, throughput: float) -> None:
+        """Take in a decode log line: the figures that are shown between two of them are the last one's."""
+        self.last_decode, self.gen_throughput = report, throughput
 
     @property
     def model(self) -> str:
@@ -33,7 +38,7 @@ class Info:
         context = context_length(self.args, self.profile)
         return {
             **self.args.values,
-            **({} if self.args.old_logs else {"launch_command": self.args.command}),
+            **({"launch_command": self.args.command} if self.args.dialect.since("0.5.20") else {}),
             "status": "ready",
             "max_total_num_tokens": self.plan.tokens,
             "max_req_input_len": min(context, self.plan.tokens) - _INPUT_MARGIN,
@@ -49,7 +54,7 @@ class Info:
             **self.args.values,
             "context_length": context,
             "pp_max_micro_batch_size": max_running(self.args),
-            "max_speculative_num_draft_tokens": engine.mode.draft_tokens if engine.mode.speculative else None,
+            "max_speculative_num_draft_tokens": engine.widest if engine.speculates else None,
             "last_gen_throughput": self.gen_throughput,
             "memory_usage": {
                 "weight": round(plan.weights, 2),

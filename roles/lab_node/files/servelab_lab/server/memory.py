@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .cost import Mode, Profile
+from .dialect import Dialect
 
 
 class StartFailure(Exception):
-    """A scheduler's exception that ends a start: `kind` and `text` as Python would print them, on `ranks`."""
+    """A scheduler's exception that ends a start: `kind` and `text` as Python would print them, on `ranks`.
 
-    def __init__(self, kind: str, text: str, ranks: Sequence[int]) -> None:
+    `cause` is the exception that was being handled when this one was raised.
+    """
+
+    def __init__(self, kind: str, text: str, ranks: Sequence[int], cause: StartFailure | None = None) -> None:
         super().__init__(text)
-        self.kind, self.text, self.ranks = kind, text, list(ranks)
+        self.kind, self.text, self.ranks, self.cause = kind, text, list(ranks), cause
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one card's memory goes to. `available` is what is free once the contexts are there."""
+    """What one card's memory goes to. `available` is what is free once the contexts are there.
+
+    `weights` includes what the custom all-reduce maps of its peers meanwhile.
+    """
 
     available: float
     weights: float
@@ -43,7 +49,7 @@ class Plan:
         return self.after_draft - self.kv - self.draft_kv
 
 
-def plan(profile: Profile, mode: Mode, fraction: float, used_mib: Sequence[int]) -> Plan:
+def plan(profile: Profile, mode: Mode, fraction: float, used_mib: Sequence[int], dialect: Dialect) -> Plan:
     """Divide a card's memory as SGLang does, given what others already use of each rank's card (MiB).
 
     Raises StartFailure: cards too unequal, no room for a context, no room left for the KV cache. The weights per card
@@ -57,27 +63,24 @@ def plan(profile: Profile, mode: Mode, fraction: float, used_mib: Sequence[int])
         text = "NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO for details)"
         raise StartFailure("RuntimeError", text, every)
     _check_balance(least, local)
-    draft = numbers["draft_gib"] if mode.speculative else 0.0
-    loaded = numbers["weights_gib"] + draft
+    # n-gram drafts come from the text: no second model, no second cache.
+    draft = numbers["draft_gib"] if mode.draft_steps else 0.0
+    weights = numbers["weights_gib"]
+    if mode.backend == "custom_ar":
+        weights += numbers["custom_ar_gib"]
+    loaded = weights + draft
     if loaded >= least:
-        raise out_of_memory(profile, 0.33, least - numbers["weights_gib"], every)
+        raise out_of_memory(profile, 0.33, least - weights, every)
     rest = least - loaded - least * (1 - fraction)
     if rest <= 0:
-        least_fraction = loaded / least
-        raise StartFailure(
-            "ValueError",
-            f"Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static={fraction}. "
-            f"Raise --mem-fraction-static above {math.ceil(least_fraction * 1000) / 1000:.3f} "
-            f"(minimum viable = 1 - available/pre = {least_fraction:.4f}). "
-            "If using speculative decoding, draft weights are now counted.",
-            every,
-        )
+        kind, text = dialect.no_room(fraction, loaded / least)
+        raise StartFailure(kind, text, every)
     per_token = numbers["kv_kib_per_token"]
-    draft_per_token = numbers["draft_kv_kib_per_token"] if mode.speculative else 0.0
+    draft_per_token = numbers["draft_kv_kib_per_token"] if mode.draft_steps else 0.0
     tokens = int(rest * 2**20 / (per_token + draft_per_token))
     return Plan(
         available=least,
-        weights=numbers["weights_gib"],
+        weights=weights,
         draft=draft,
         kv=tokens * per_token / 2**20,
         draft_kv=tokens * draft_per_token / 2**20,

@@ -11,16 +11,22 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from . import log
+from .adaptive import Adaptive
 from .cards import Seat, seats, simulated
 from .config import Config
 from .cost import Mode, Profile
+from .dialect import Dialect
 from .memory import Plan, StartFailure, out_of_memory, plan
+from .paths import Way
 from .schedulers import ClaimFailed, Scheduler, kill, spawn, spawn_detokenizer
 from .serverargs import ServerArgs, graph_batches, max_running
 
 # Parts of a start's time, as a real one divides it: imports, distributed set-up, weights, graphs.
 _IMPORTS, _DISTRIBUTED, _WEIGHTS, _GRAPHS = 0.45, 0.05, 0.35, 0.15
 _SHARDS = 64
+# Simulated seconds of the peers' data test; 31 to 49 were watched.
+_P2P_CHECK = 31.0
+_NCCL_VERSIONS = (("0.5.22", "2.30.7"), ("0.5.20", "2.29.7"), ("0.5.11", "2.28.9"), ("0", "2.27.5"))
 
 
 @dataclass
@@ -44,8 +50,11 @@ class Started:
 class Start:
     """One start. `run()` returns once everything is loaded, or ends the process as SGLang ends it."""
 
-    def __init__(self, config: Config, args: ServerArgs, profile: Profile, mode: Mode) -> None:
-        self.config, self.args, self.profile, self.mode = config, args, profile, mode
+    def __init__(
+        self, config: Config, args: ServerArgs, profile: Profile, mode: Mode, way: Way, adaptive: Adaptive | None
+    ) -> None:
+        self.config, self.args, self.profile, self.mode, self.way = config, args, profile, mode, way
+        self.adaptive, self.dialect = adaptive, args.dialect
         self.started: Started | None = None
         self._ranks = range(int(args.tp_size or 1))
 
@@ -58,14 +67,17 @@ class Start:
             if failure.ranks:
                 self._fork([Seat(0, 0)] * len(self._ranks), hold=False)
                 self._fail(failure)
-            log.plain(f"{failure.kind}: {failure.text}")
-            sys.exit(1)
+            raise_in_launcher(self.config, failure.kind, failure.text)
         self._fork(places, hold=simulated())
         self._pause(_IMPORTS)
         try:
             self._distributed(places)
             division = plan(
-                self.profile, self.mode, float(self.args.mem_fraction_static), [place.used_mib for place in places]
+                self.profile,
+                self.mode,
+                float(self.args.mem_fraction_static),
+                [place.used_mib for place in places],
+                self.dialect,
             )
             self._load(division)
             self._pool(division)
@@ -78,7 +90,9 @@ class Start:
         return self.started
 
     def _announce(self) -> None:
-        shown = self.args if self.args.old_logs else dict(self.args.values)
+        for notice in self.args.notices:
+            log.launcher(notice)
+        shown = dict(self.args.values) if self.dialect.since("0.5.20") else self.args
         log.launcher(f"server_args={shown}")
         log.launcher("Using default HuggingFace chat template with detected content format: string")
 
@@ -114,15 +128,35 @@ class Start:
     def _distributed(self, places: list[Seat]) -> None:
         elapsed = self.config.load_seconds * _DISTRIBUTED
         context = self.profile.memory["context_gib"]
-        self._each("Init torch distributed begin." if self.args.old_logs else "Init parallel begin.")
-        log.rank(0)("sglang is using nccl==2.30.7")
+        self._each(self.dialect.init_begin)
+        nccl = next(nccl for release, nccl in _NCCL_VERSIONS if self.dialect.since(release))
+        log.rank(0)(f"sglang is using nccl=={nccl}")
         if all(place.used_mib / 1024 + context < self.profile.memory["card_mib"] / 1024 for place in places):
             self._hold(round(context * 1024))
+        if "hang_nccl_init" in self.config.faults:
+            self._hang()
         self._pause(_DISTRIBUTED)
-        if self.args.old_logs:
-            self._each(f"Init torch distributed ends. elapsed={elapsed:.2f} s, mem usage={context:.2f} GB")
-        else:
-            self._each(f"Init parallel ends. elapsed={elapsed:.2f} s")
+        self._join()
+        self._each(self.dialect.init_end(elapsed, context))
+
+    def _hang(self) -> NoReturn:
+        """Wait for peers that never come: nothing is logged, nothing ends, the cards stay held."""
+        while True:
+            self._pause(0.1)
+            time.sleep(0.05)
+
+    def _join(self) -> None:
+        """Make the communicators."""
+        if self.way.checks_p2p:
+            cards = ",".join(map(str, self._ranks))
+            cache = f"/root/.cache/sglang/gpu_p2p_access_cache_for_{cards}.json"
+            log.rank(0)(f"generating GPU P2P access cache in {cache}")
+            time.sleep(_P2P_CHECK / self.config.time_scale)
+            self._each(f"reading GPU P2P access cache from {cache}")
+        for line in self.way.joining:
+            self._each(line)
+        for line in self.way.first:
+            log.rank(0)(line)
 
     def _load(self, division: Plan) -> None:
         context = self.profile.memory["context_gib"]
@@ -137,7 +171,7 @@ class Start:
             f"Load weight end. elapsed={elapsed:.2f} s, type={self.profile.model}, "
             f"avail mem={division.after_weights:.2f} GB, mem usage={division.weights:.2f} GB."
         )
-        if self.mode.speculative:
+        if self.mode.draft_steps:
             self._each(f"Load weight begin. avail mem={division.after_weights:.2f} GB")
             self._hold(round((context + division.weights + division.draft) * 1024))
             self._each(
@@ -145,50 +179,85 @@ class Start:
                 f"avail mem={division.after_draft:.2f} GB, mem usage={division.draft:.2f} GB."
             )
 
+        if self.adaptive is not None:
+            log.rank(0)(self.adaptive.greeting())
+
     def _pool(self, division: Plan) -> None:
+        if self._pool_overflows():
+            raise out_of_memory(self.profile, division.kv / 61, division.kv / 122, list(self._ranks))
         self._hold(division.claim_mib)
-        self._each(
-            f"KV Cache is allocated. dtype: torch.bfloat16, #tokens: {division.tokens}, KV size: {division.kv:.2f} GB"
-        )
+        self._each(self.dialect.pool(division.tokens, f"KV size: {division.kv:.2f} GB"))
         self._each(f"Memory pool end. avail mem={division.after_pool + division.draft_kv:.2f} GB")
-        if self.mode.speculative:
+        if self.mode.draft_steps:
             half = division.draft_kv / 2
-            self._each(
-                f"KV Cache is allocated. dtype: torch.bfloat16, #tokens: {division.tokens}, "
-                f"K size: {half:.2f} GB, V size: {half:.2f} GB"
-            )
+            self._each(self.dialect.pool(division.tokens, f"K size: {half:.2f} GB, V size: {half:.2f} GB"))
             self._each(f"Memory pool end. avail mem={division.after_pool:.2f} GB")
 
+    def _pool_overflows(self) -> bool:
+        """Say whether the cache is to fail: on demand, or where the story saw it fail without learning why."""
+        seen = self.profile.memory.get("one_channel_overflows") and os.environ.get("NCCL_MAX_NCHANNELS") == "1"
+        return bool(seen or self.args.moe_a2a_backend == "flashinfer" or "oom_kv_pool" in self.config.faults)
+
     def _capture(self, division: Plan) -> None:
-        batches = graph_batches(self.args)
-        self._each(
-            "Disable prefill CUDA graph because cuda_graph_config resolved prefill.backend='disabled' "
-            "(e.g. via --cuda-graph-backend-prefill=disabled or auto-disable rules)."
-        )
-        if not batches:
+        self._refuse_architecture()
+        if self.dialect.many_graphs:
+            self._each(
+                "Disable prefill CUDA graph because cuda_graph_config resolved prefill.backend='disabled' "
+                "(e.g. via --cuda-graph-backend-prefill=disabled or auto-disable rules)."
+            )
+        for line in self.way.built:
+            self._each(line)
+        batches, roles = graph_batches(self.args), self._roles()
+        if not batches or not roles:
             self._pause(_GRAPHS)
             return
-        if division.after_pool < division.graph:
-            raise out_of_memory(self.profile, 0.041, division.after_pool, list(self._ranks))
-        # A verify that runs outside CUDA graphs has none to capture; the draft's steps have.
-        name = "target decode"
-        if self.mode.speculative:
-            name = "target verify" if self.profile.verify_captured else "draft decode"
-        per = self.mode.draft_tokens if name == "target verify" else 1
-        width = "num_tokens_per_bs" if self.args.old_logs else "num_tokens_per_req"
-        before, after = division.after_pool, division.after_pool - division.graph
-        elapsed = self.config.load_seconds * _GRAPHS
-        self._each(
-            f"Capture {name} CUDA graph begin. backend=full, {width}={per}, bs={batches}, avail mem={before:.2f} GB"
-        )
-        labels = [f"(bs={size} avail_mem={before - division.graph * n / len(batches):.2f} GB)"
+        if division.after_pool < division.graph or "oom_graph_capture" in self.config.faults:
+            self._capture_fails(division, roles[0], batches)
+        free = division.after_pool
+        for role in roles:
+            self._capture_one(role, batches, free, division.graph / len(roles), _GRAPHS / len(roles))
+            free -= division.graph / len(roles)
+        if self.way.backend == "custom_ar":
+            addresses = self.profile.allreduces_per_forward * len(batches)
+            log.rank(0)(f"Registering {addresses} cuda graph addresses")
+
+    def _refuse_architecture(self) -> None:
+        """Fail on what a card of compute capability 12.0 cannot do."""
+        every = list(self._ranks)
+        asked = self.args.flashinfer_allreduce_fusion_backend and self.dialect.since("0.5.14")
+        if asked or ("unsupported_architecture" in self.config.faults and self.dialect.since("0.5.14")):
+            text = "FlashInfer allreduce fusion requires SM90 or SM10X NVIDIA GPUs."
+            raise StartFailure("ValueError", text, every)
+        if "unsupported_architecture" in self.config.faults:
+            text = (
+                "CUDA error: no kernel image is available for execution on the device\n"
+                "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below "
+                "might be incorrect."
+            )
+            raise StartFailure("torch.AcceleratorError", text, every)
+
+    def _roles(self) -> list[str]:
+        """Return what has graphs. A verify that runs outside them has none to capture; the draft's steps have."""
+        verify = ["target verify"] if self.profile.verify_captured else []
+        if not self.mode.speculative:
+            return ["target decode"]
+        return verify if self.mode.ngram else [*verify, "draft decode", "draft extend"]
+
+    def _capture_one(self, role: str, batches: list[int], free: float, gib: float, part: float) -> None:
+        per = 1 if role.endswith("decode") else self.mode.draft_tokens
+        self._each(self.dialect.capture_begin(role, per, batches, free))
+        if not self.dialect.many_graphs:
+            log.rank(0)(f"Capture cuda graph bs {batches}")
+        labels = [f"(bs={size} avail_mem={free - gib * n / len(batches):.2f} GB)"
                   for n, size in enumerate(reversed(batches))]  # fmt: skip
-        self._progress("Capturing batches", labels, elapsed, _GRAPHS)
-        listed = "" if self.args.old_logs or name == "draft decode" else f"bs={batches}, "
-        self._each(
-            f"Capture {name} CUDA graph end. {listed}elapsed={elapsed:.2f} s, mem usage={division.graph:.2f} GB, "
-            f"avail mem={after:.2f} GB."
-        )
+        elapsed = self.config.load_seconds * part
+        self._progress("Capturing batches", labels, elapsed, part)
+        self._each(self.dialect.capture_end(role, batches, elapsed, gib, free - gib))
+
+    def _capture_fails(self, division: Plan, role: str, batches: list[int]) -> NoReturn:
+        self._each(self.dialect.capture_begin(role, 1, batches, division.after_pool))
+        cause = out_of_memory(self.profile, 0.041, min(division.after_pool, 0.012), list(self._ranks))
+        raise StartFailure("Exception", self.dialect.capture_failed(cause.text), cause.ranks, cause)
 
     def _ready_line(self, division: Plan) -> None:
         args = self.args
@@ -198,8 +267,8 @@ class Start:
             f"context_len={context_length(args, self.profile)}, "
             f"available_gpu_mem={division.after_pool - division.graph:.2f} GB"
         )
-        kind = "hierarchical=False streaming_wrapped=False" if args.old_logs else "hicache_attached=False"
-        self._each(f"Tree cache initialized: source=default impl=RadixCache hybrid_swa=False hybrid_ssm=False {kind}")
+        if self.dialect.tree_cache:
+            self._each(self.dialect.tree_cache)
 
     def _progress(
         self, what: str, labels: list[str], elapsed: float, part: float, step: Callable[[int], None] | None = None
@@ -219,19 +288,32 @@ class Start:
 
     def _fail(self, failure: StartFailure) -> NoReturn:
         """End as SGLang ends when a scheduler raises."""
-        package = self.config.package()
         for rank in failure.ranks:
-            log.rank(rank)(
-                "Scheduler hit an exception: Traceback (most recent call last):\n"
-                f'  File "{package}/srt/managers/scheduler.py", line 4313, in run_scheduler_process\n'
-                "    scheduler = Scheduler(\n                ^^^^^^^^^^\n"
-                f"{failure.kind}: {failure.text}\n"
-            )
+            log.rank(rank)(f"Scheduler hit an exception: {self._traceback(failure)}")
         self._end()
+
+    def _traceback(self, failure: StartFailure) -> str:
+        before = ""
+        if failure.cause is not None:
+            before = self._traceback(failure.cause)
+            before += "\nDuring handling of the above exception, another exception occurred:\n\n"
+        frame = self.dialect.scheduler_frame(str(self.config.package()))
+        return f"{before}Traceback (most recent call last):\n{frame}{failure.kind}: {failure.text}\n"
 
     def _end(self) -> NoReturn:
         assert self.started is not None
-        end(self.started, "Received sigquit from a child process. It usually means the child failed.")
+        why = "Received sigquit from a child process. It usually means the child failed."
+        end(self.started, self.dialect, why)
+
+
+def raise_in_launcher(config: Config, kind: str, text: str) -> NoReturn:
+    """End as Python ends when the launcher raises: traceback, exit status 1."""
+    log.plain(
+        f'Traceback (most recent call last):\n  File "<frozen runpy>", line 198, in _run_module_as_main\n'
+        f'  File "<frozen runpy>", line 88, in _run_code\n  File "{config.package()}/launch_server.py", line 60, in '
+        f"<module>\n    run_server(server_args)\n{kind}: {text}"
+    )
+    sys.exit(1)
 
 
 def greet(config: Config, profile: Profile) -> None:
@@ -247,11 +329,12 @@ def greet(config: Config, profile: Profile) -> None:
     )
 
 
-def end(started: Started, why: str | None = None) -> NoReturn:
+def end(started: Started, dialect: Dialect, why: str | None = None) -> NoReturn:
     """Kill the process tree, this process included: the exit status is that of SIGKILL."""
     if why is not None:
         log.launcher(why)
-    log.launcher(f"kill_process_tree called: parent_pid={os.getpid()}, include_parent=True, pid={os.getpid()}")
+    if dialect.logs_kills:
+        log.launcher(f"kill_process_tree called: parent_pid={os.getpid()}, include_parent=True, pid={os.getpid()}")
     kill(started.mortal())
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("SIGKILL returned")

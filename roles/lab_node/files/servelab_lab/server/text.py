@@ -11,8 +11,9 @@ Unless told to ignore it, the end-of-sequence token comes after the answer, or a
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
-from itertools import islice
+from itertools import islice, repeat
 from zlib import crc32
 
 WORDS = 32768
@@ -50,6 +51,17 @@ class Continuation:
         while True:
             yield _PIECES[n]
             n = (_FACTOR * n + _INCREMENT) % WORDS
+
+
+class Garbage(Continuation):
+    """What a wrong all-reduce makes of any prompt: the token with the number 0, without end."""
+
+    @property
+    def natural_length(self) -> int:
+        return sys.maxsize
+
+    def pieces(self) -> Iterator[str]:
+        yield from repeat("!")
 
 
 def continuation(prompt: str, tokens: int, answers: Mapping[str, str] = ANSWERS) -> str:
