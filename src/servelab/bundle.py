@@ -13,7 +13,7 @@ import re
 import sys
 import tarfile
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,14 @@ class BundleError(Exception):
 
 @dataclass(frozen=True)
 class Bundle:
-    """One run, read from its directory. ``summary`` is None for a run that measured nothing."""
+    """One run, read from its directory. ``summary`` is None for a run that measured nothing; ``server_info`` is
+    what the server told of itself, at the end if it could, and empty if it never did."""
 
     path: Path
     run: dict[str, Any]
     summary: dict[str, Any] | None
     provenance: dict[str, Any]
+    server_info: dict[str, Any] = field(default_factory=dict)
 
     @property
     def mode(self) -> str:
@@ -60,7 +62,9 @@ def read(path: Path) -> Bundle:
         )
     summary = _json(path / "summary.json") if (path / "summary.json").exists() else None
     provenance = _json(path / "provenance.json") if (path / "provenance.json").exists() else {}
-    return Bundle(path=path, run=run, summary=summary, provenance=provenance)
+    told = _json(path / "server_info.json") if (path / "server_info.json").exists() else {}
+    server_info = told.get("after") or told.get("before") or provenance.get("server_info") or {}
+    return Bundle(path=path, run=run, summary=summary, provenance=provenance, server_info=server_info)
 
 
 def runs(campaign: Path) -> list[Bundle]:

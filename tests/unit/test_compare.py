@@ -1,14 +1,18 @@
 """Comparison of runs; every expectation is worked out by hand."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 
-from servelab import bundle, compare
+from servelab import bundle
 from servelab.bundle import Bundle
+from servelab.compare import answer, pairs, words
+from servelab.compare.pairs import Arms
 
 
-def arm(mode, rates, *, run=None, workload=None, invalid=()):
+def arm(mode, rates, *, run=None, workload=None, invalid=(), tpot=None, started=None):
     levels = [
         {
             "concurrency": c,
@@ -16,110 +20,240 @@ def arm(mode, rates, *, run=None, workload=None, invalid=()):
             "invalid_reasons": ["2 of 40 requests failed"] if c in invalid else [],
             "output_tok_s": rate,
             "accept_length": 2.5 if mode == "eagle3" else None,
+            "tpot_ms": {"mean": tpot[c] if tpot else None},
         }
         for c, rate in rates.items()
     ]
     return Bundle(
-        path=None,
-        run={"mode": mode, "status": "ok", "simulated": None, "correctness": {"status": "verified"}, **(run or {})},
+        path=Path(f"{started or '20261129T100000Z'}-{mode}"),
+        run={
+            "mode": mode,
+            "status": "ok",
+            "simulated": None,
+            "started": started,
+            "correctness": {"status": "verified"},
+            **(run or {}),
+        },
         summary={"levels": levels, "workload": {"output_tokens": 128, "seed": 1, **(workload or {})}},
         provenance={},
     )
 
 
+def one(base, other, **options):
+    return answer.compare(Arms(base.mode, other.mode, [(base, other)]), **options)
+
+
+def repeated(rates, modes=("baseline", "eagle3")):
+    """rates: per repetition (base's, other's); ABBA order, one seed per repetition."""
+    found = []
+    for i, (left, right) in enumerate(rates):
+        times = (f"T{i}1", f"T{i}2") if i % 2 == 0 else (f"T{i}2", f"T{i}1")
+        seed = {"seed": i + 1}
+        found.append(
+            (
+                arm(modes[0], left, workload=seed, started=times[0]),
+                arm(modes[1], right, workload=seed, started=times[1]),
+            )
+        )
+    return answer.compare(Arms(*modes, found))
+
+
 @pytest.mark.parametrize(
-    ("ratios", "outcome"),
+    ("sides", "outcome"),
     [
-        ([1.5, 1.3, 1.1], "everywhere"),
-        ([0.6, 0.5, 0.3], "nowhere"),
-        ([1.6, 1.01, 0.8], "below"),
-        ([0.8, 0.99, 1.2], "above"),
-        ([1.2, 0.8, 1.2], "several"),
-        ([1.01, 0.99, 1.0], "no difference"),
+        ([1, 1, 1], "everywhere"),
+        ([1, 1, 0], "everywhere"),
+        ([-1, -1, -1], "nowhere"),
+        ([1, 0, -1], "below"),
+        ([-1, 0, 1], "above"),
+        ([1, -1, 1], "several"),
+        ([0, 0, 0], "no difference"),
         ([], "nothing valid"),
     ],
 )
-def test_outcome(ratios, outcome):
-    assert compare.outcome_of(ratios) == outcome
+def test_outcome(sides, outcome):
+    assert answer.outcome_of(sides) == outcome
 
 
-def test_a_two_percent_win_is_no_win():
-    assert [compare.side(r) for r in (1.0199, 1.0201, 0.9805, 0.9803)] == [0, 1, 0, -1]
-
-
-def test_crossover_is_linear_in_the_logarithms():
-    # ln ratio goes from +0.2 at C=10 to −0.2 at C=1000: it passes 0 at the geometric middle, C=100.
-    found = compare.crossover_of([(10, math.exp(0.2)), (1000, math.exp(-0.2))])
-    assert found.estimate == pytest.approx(100)
-    assert (found.low, found.high) == (10, 1000)
-
-
-def test_crossover_through_a_level_without_a_difference():
-    # +0.1 at C=10, exactly 0 between is a tie at 40, −0.1 at C=160: the root is the tie.
-    found = compare.crossover_of([(10, math.exp(0.1)), (40, 1.0), (160, math.exp(-0.1))])
-    assert found.estimate == pytest.approx(40)
-    assert (found.low, found.high) == (10, 160)
-
-
-def test_verdict_below():
-    result = compare.compare(arm("baseline", {1: 50, 40: 1000, 100: 2000}), arm("eagle3", {1: 80, 40: 1100, 100: 1500}))
+def test_verdict_below_of_single_runs_has_a_bracket_and_no_interval():
+    result = one(arm("baseline", {1: 50, 40: 1000, 100: 2000}), arm("eagle3", {1: 80, 40: 1100, 100: 1500}))
     # ln 1.1 = 0.0953 at ln 40 = 3.6889; ln 0.75 = −0.2877 at ln 100 = 4.6052;
     # root 3.6889 + 0.0953 / 0.3830 · 0.9163 = 3.9169 = ln 50.25.
-    assert result.crossover.estimate == pytest.approx(50.25, abs=0.05)
-    assert compare.verdict(result) == (
+    assert result.crossing.estimate == pytest.approx(50.25, abs=0.05)
+    assert words.verdict(result) == (
         "eagle3 pays up to C ≈ 50 (between the measured levels 40 and 100); beyond, baseline is faster."
     )
+    assert "One run per mode: the noise between two starts is unknown, so no interval is given." in words.text(result)
+
+
+def test_a_crossing_through_a_level_without_a_difference():
+    # +0.1 at C=10, a tie at 40, −0.1 at C=160: the root is the tie.
+    result = one(arm("baseline", {10: 100, 40: 100, 160: 100}), arm("eagle3", {10: 110.517, 40: 100, 160: 90.4837}))
+    assert result.crossing.estimate == pytest.approx(40, rel=1e-4)
 
 
 def test_verdict_nowhere_names_span_and_ratios():
-    result = compare.compare(arm("baseline", {1: 89.5, 250: 900}), arm("eagle3", {1: 54.1, 250: 340}))
-    assert compare.verdict(result) == (
+    result = one(arm("baseline", {1: 89.5, 250: 900}), arm("eagle3", {1: 54.1, 250: 340}))
+    assert words.verdict(result) == (
         "eagle3 pays nowhere from C=1 to C=250: 0.38–0.60 times baseline's tokens per second."
     )
 
 
+def test_repetitions_give_intervals_and_a_bounded_crossover():
+    noise = (0.0, 0.01, -0.01)
+    result = repeated(
+        [
+            ({1: 50, 10: 400, 100: 2000}, {1: 80 * math.exp(a), 10: 480 * math.exp(a), 100: 1500 * math.exp(a)})
+            for a in noise
+        ]
+    )
+    # Level 1: ln 1.6, sd 0.01: half width 4.3027 · 0.01 / √3 = 0.024842 → 1.6 · e^∓0.024842 = 1.5607 … 1.6402.
+    assert words.interval(result.rows[0].ratio) == "1.600 [1.561, 1.640]"
+    assert [row.side for row in result.rows] == [1, 1, -1]
+    # ln 1.2 = 0.18232 at ln 10, ln 0.75 = −0.28768 at ln 100:
+    # root 2.302585 + 0.18232 / 0.47 · 2.302585 = 3.19579 = ln 24.43.
+    assert result.crossing.estimate == pytest.approx(24.43, abs=0.01)
+    assert result.crossing.low < 24.43 < result.crossing.high
+    assert "eagle3 pays up to C = 24.4 [" in words.verdict(result)
+    assert result.refused == []
+
+
+def test_what_noise_hides_is_said_as_such():
+    result = repeated([({1: 100, 10: 100}, {1: 100 + d, 10: 150 + d}) for d in (-9, 8, 1)])
+    assert [row.side for row in result.rows] == [0, 1]
+    assert "no difference shown" in words.table(result)
+    assert words.verdict(result).endswith("; no difference was shown at C=1.")
+    assert any(
+        note.startswith("To show a difference of 2% where none was shown takes about")
+        for note in words.qualifications(result)
+    )
+
+
+def test_equality_that_was_shown_is_said_as_such():
+    result = repeated([({1: 100}, {1: 100 + d}) for d in (-0.1, 0.1, 0.0, 0.05)])
+    assert words.verdict(result) == "eagle3 and baseline differ by no more than 2% from C=1 to C=1."
+
+
+def test_many_levels_must_be_surer_than_one():
+    # p is 0.02 at one level of two tested; the other says nothing: Holm doubles it to 0.04, still a win …
+    d = [0.05, 0.06, 0.04, 0.08, 0.03]  # mean 0.052, sd 0.01924, t = 6.04, p = 0.0038
+    few = repeated([({1: 100}, {1: 100 * math.exp(x)}) for x in d])
+    assert few.rows[0].ratio.p == pytest.approx(0.0038, abs=1e-4)
+    assert few.rows[0].side == 1
+    # … and among 14 levels of which 13 are the same noise around 1 it is 14 · 0.0038 = 0.053: no longer.
+    levels = range(2, 15)
+    noise = [0.05, -0.05, 0.04, -0.04, 0.0]
+    many = repeated(
+        [
+            ({1: 100, **dict.fromkeys(levels, 100)}, {1: 100 * math.exp(x), **dict.fromkeys(levels, 100 * math.exp(y))})
+            for x, y in zip(d, noise, strict=True)
+        ]
+    )
+    assert many.rows[0].side == 0
+
+
 def test_an_invalid_level_is_shown_and_not_used():
-    result = compare.compare(arm("baseline", {1: 50, 10: 400}), arm("eagle3", {1: 60, 10: 900}, invalid={10}))
-    assert [row.ratio for row in result.rows] == [pytest.approx(1.2), None]
-    assert "| 10 | 400.0 | — | — | 2.50 | eagle3: 2 of 40 requests failed |" in compare.table(result)
+    result = one(arm("baseline", {1: 50, 10: 400}), arm("eagle3", {1: 60, 10: 900}, invalid={10}))
+    assert result.rows[0].ratio.value == pytest.approx(1.2)
+    assert result.rows[1].ratio is None
+    assert "| 10 | 400.0 | — | — | — | eagle3: 2 of 40 requests failed |" in words.table(result)
     assert result.outcome == "everywhere"
 
 
 def test_a_level_of_one_arm_only_is_said():
-    result = compare.compare(arm("baseline", {1: 50, 10: 400}), arm("eagle3", {1: 60}))
+    result = one(arm("baseline", {1: 50, 10: 400}), arm("eagle3", {1: 60}))
     assert result.rows[1].note == "eagle3 was not measured"
 
 
-def test_no_headline_when_the_workload_differs():
-    result = compare.compare(arm("baseline", {1: 50}), arm("eagle3", {1: 80}, workload={"output_tokens": 219}))
-    assert result.differences == ["the output length differs: 128 in baseline, 219 in eagle3."]
-    assert "pays" not in compare.text(result)
+def test_a_level_added_later_is_no_omission():
+    result = repeated([({1: 50}, {1: 60}), ({1: 50, 7: 300}, {1: 60, 7: 330})])
+    assert (result.rows[1].ratio.n, result.rows[1].note) == (1, "")
 
 
-def test_a_failed_arm_is_named_with_its_reason():
-    failed = arm("eagle3", {1: 80}, run={"status": "failed", "reason": "out of memory at graph capture"})
-    assert (
-        "eagle3 failed: out of memory at graph capture" in compare.compare(arm("baseline", {1: 50}), failed).differences
-    )
+def test_no_headline_when_the_workload_differs_unless_forced_and_then_with_the_reason():
+    base, other = arm("baseline", {1: 50}), arm("eagle3", {1: 80}, workload={"output_tokens": 219})
+    result = one(base, other)
+    assert result.refused == ["the output length differs: 128 in baseline, 219 in eagle3."]
+    assert "pays" not in words.text(result).replace("It pays", "")
+    forced = words.text(one(base, other, forced=True))
+    assert "**NOT COMPARABLE, printed by force: eagle3 pays" in forced
+    assert "- the output length differs: 128 in baseline, 219 in eagle3." in forced
 
 
 def test_simulated_is_in_table_and_qualifications():
     lab = {"simulated": {"profile": "story", "time_scale": 5}}
-    result = compare.compare(arm("baseline", {1: 50}, run=lab), arm("eagle3", {1: 80}, run=lab))
-    words = compare.text(result)
-    assert "baseline tok/s (simulated)" in words
+    said = words.text(one(arm("baseline", {1: 50}, run=lab), arm("eagle3", {1: 80}, run=lab)))
+    assert "baseline tok/s (simulated)" in said
     assert (
         "- simulated: these figures come from the lab's cost model (profile story, time scale 5), not from GPUs."
-        in words
+        in said
     )
 
 
-def test_a_real_and_a_simulated_run_are_never_compared():
-    lab = {"simulated": {"profile": "story", "time_scale": 5}}
-    result = compare.compare(arm("baseline", {1: 50}), arm("eagle3", {1: 80}, run=lab))
-    assert any(d.startswith("the simulator differs: unknown in baseline") for d in result.differences)
+def test_why_speculation_lost_names_what_it_would_need():
+    # One step of eagle3 is 18 ms TPOT · 2.5 tokens = 45 ms, one of baseline 12 ms:
+    # 2.5 tokens may take 30 ms, 45 ms must yield 3.75.
+    result = one(arm("baseline", {1: 80}, tpot={1: 12}), arm("eagle3", {1: 54}, tpot={1: 18}))
+    assert words.why(result) == [
+        "C=1: a step of eagle3 takes 45.0 ms and yields 2.50 tokens, one of baseline takes 12.0 ms for one. "
+        "It does not pay: at this accept length it may take 30.0 ms, or at this step time it must yield 3.75 tokens."
+    ]
+
+
+def test_crossover_at_equal_speed_per_user():
+    # Base: 50 tok/s per user with 10 users (500), 20 with 100 (2000). Other: at 50 per user 800, at 20 per user 1250.
+    # ln ratio at 50: ln 1.6 = 0.4700; at 20: ln 0.625 = −0.4700: passes 0 at √(50 · 20) = 31.62 tok/s per user.
+    base = arm("baseline", {10: 500, 100: 2000}, tpot={10: 20, 100: 50})
+    other = arm("eagle3", {16: 800, 62: 1250}, tpot={16: 20, 62: 50})
+    found = answer.per_user_crossing([(base, other)])
+    assert found.estimate == pytest.approx(31.62, abs=0.01)
+
+
+def test_pairs_share_their_prompts_first():
+    base = [arm("baseline", {1: 1}, workload={"seed": s}, started=f"T{s}") for s in (1, 2, 3)]
+    other = [arm("eagle3", {1: 1}, workload={"seed": s}, started=f"U{s}") for s in (3, 1)]
+    found = pairs.pair(base, other)
+    assert [(a.path.name[:2], b.path.name[:2]) for a, b in found] == [("T1", "U1"), ("T3", "U3")]
+
+
+def test_two_runs_of_one_mode_are_an_a_a_test():
+    (found,) = pairs.of_bundles([arm("baseline", {1: 50}), arm("baseline", {1: 51})])
+    assert (found.base, found.other, len(found.pairs)) == ("baseline", "baseline (again)", 1)
 
 
 def test_campaign_without_a_baseline_is_refused(tmp_path):
     with pytest.raises(bundle.BundleError, match="holds measured runs of no mode; a comparison needs baseline"):
-        compare.of_campaign(tmp_path)
+        pairs.of_campaign(tmp_path)
+
+
+def keep(campaign, run_id, mode, rate, status="ok", seed=1):
+    path = campaign / run_id
+    path.mkdir(parents=True)
+    level = {"concurrency": 1, "valid": True, "invalid_reasons": [], "output_tok_s": rate}
+    run = {"schema": "servelab.run/1", "run_id": run_id, "mode": mode, "status": status, "reason": None}
+    (path / "run.json").write_text(json.dumps(run))
+    (path / "summary.json").write_text(json.dumps({"levels": [level], "workload": {"seed": seed}}))
+
+
+def test_runs_made_by_hand_are_no_repetitions(tmp_path):
+    for i, mode in enumerate(("baseline", "eagle3", "baseline", "eagle3")):
+        keep(tmp_path, f"2026112{i}T101500Z-{mode}", mode, 100 + i)
+    (found,) = pairs.of_campaign(tmp_path)
+    assert [(a.path.name[:8], b.path.name[:8]) for a, b in found.pairs] == [("20261122", "20261123")]
+    assert found.left_out[0].startswith("2 older runs of these modes not used")
+
+
+def test_the_campaigns_plan_says_which_runs_are_repetitions(tmp_path):
+    plan = []
+    order = ("baseline", "eagle3", "eagle3", "baseline", "baseline", "eagle3")
+    for i, mode in enumerate(order):
+        run_id = f"2026112{i}T101500Z-{mode}"
+        keep(tmp_path, run_id, mode, 100 + i, status="failed" if i == 5 else "ok")
+        plan.append({"arm": mode, "mode": mode, "repetition": i // 2, "run_id": run_id})
+    (tmp_path / pairs.PLAN).write_text(json.dumps({"runs": plan}))
+    (found,) = pairs.of_campaign(tmp_path)
+    assert [(a.path.name[:8], b.path.name[:8]) for a, b in found.pairs] == [
+        ("20261120", "20261121"),
+        ("20261123", "20261122"),
+    ]
+    assert found.left_out == ["Repetition 3 was measured for baseline only and is not used."]

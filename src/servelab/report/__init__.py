@@ -7,17 +7,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from servelab import compare
 from servelab.bundle import Bundle, BundleError
-from servelab.compare import Comparison
+from servelab.compare import answer, pairs, words
+from servelab.compare.answer import Comparison
 
 
-def write(campaign: Path, base: str = "baseline") -> tuple[Path, str]:
+def write(campaign: Path, base: str = "baseline", *, forced: bool = False) -> tuple[Path, str]:
     """Write report.html and report.md into *campaign*; return the HTML file's path and the Markdown text.
 
     Raises BundleError when there are not two measured modes to compare.
     """
-    comparisons = compare.of_campaign(campaign, base)
+    comparisons = answer.compare_all(pairs.of_campaign(campaign, base), forced=forced)
     text = markdown(campaign.name, comparisons)
     (campaign / "report.md").write_text(text)
     html = campaign / "report.html"
@@ -28,7 +28,7 @@ def write(campaign: Path, base: str = "baseline") -> tuple[Path, str]:
 def markdown(name: str, comparisons: list[Comparison]) -> str:
     """Every comparison of the campaign as Markdown that pastes into an issue."""
     parts = [f"# {name}{' (simulated)' if _simulated(comparisons) else ''}"]
-    parts += [f"## {c.other.mode} against {c.base.mode}\n\n{compare.text(c)}" for c in comparisons]
+    parts += [f"## {c.other} against {c.base}\n\n{words.text(c)}" for c in comparisons]
     return "\n\n".join(parts) + "\n"
 
 
@@ -41,16 +41,26 @@ def _html(name: str, comparisons: list[Comparison]) -> str:
     environment = Environment(loader=PackageLoader("servelab.report"), autoescape=select_autoescape(["html.j2"]))
     sections = [
         {
-            "title": f"{c.other.mode} against {c.base.mode}",
-            "headline": None if c.differences else compare.verdict(c),
-            "differences": c.differences,
-            "notes": compare.qualifications(c),
-            "rows": c.rows,
-            "words": [compare.words(c, row) for row in c.rows],
-            "base": c.base.mode,
-            "other": c.other.mode,
+            "title": f"{c.other} against {c.base}",
+            "headline": None if c.refused and not c.forced else words.verdict(c),
+            "refused": c.refused,
+            "notes": words.qualifications(c),
+            "why": words.why(c),
+            "rows": [
+                {
+                    "c": row.concurrency,
+                    "base": words.number(row.base, 1),
+                    "other": words.number(row.other, 1),
+                    "ratio": words.interval(row.ratio),
+                    "accept": words.number(row.accept_length, 2),
+                    "words": words.words(c, row),
+                }
+                for row in c.rows
+            ],
+            "base": c.base,
+            "other": c.other,
             "chart": chart.svg(c),
-            "runs": [_provenance(arm) for arm in (c.base, c.other)],
+            "runs": [_provenance(run) for run in c.runs],
         }
         for c in comparisons
     ]
@@ -79,11 +89,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser("report", help="write a campaign's report and print its tables and verdicts")
     parser.add_argument("campaign", type=Path, metavar="CAMPAIGN_DIR")
     parser.add_argument("--base", default="baseline", help="the mode the others are compared with (default: baseline)")
+    parser.add_argument(
+        "--force", action="store_true", help="give a headline for runs that cannot be compared, with the reasons"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     try:
-        html, text = write(args.campaign, args.base)
+        html, text = write(args.campaign, args.base, forced=args.force)
     except BundleError as error:
         print(f"servelab report: {error}", file=sys.stderr)
         return 1

@@ -9,7 +9,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from servelab.compare import MARGIN, Comparison
+from servelab.compare.answer import Comparison
+from servelab.stats.ratios import MARGIN
 
 # Okabe and Ito's palette: told apart with every common form of colour blindness.
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#777777"
@@ -20,8 +21,8 @@ def svg(comparison: Comparison) -> str:
     figure = Figure(figsize=(8, 6.4), layout="constrained")
     rates, ratio = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
     for mode, colour, marker, points in (
-        (comparison.base.mode, BLUE, "o", [(row.concurrency, row.base) for row in comparison.rows]),
-        (comparison.other.mode, ORANGE, "s", [(row.concurrency, row.other) for row in comparison.rows]),
+        (comparison.base, BLUE, "o", [(row.concurrency, row.base) for row in comparison.rows]),
+        (comparison.other, ORANGE, "s", [(row.concurrency, row.other) for row in comparison.rows]),
     ):
         measured = [(c, rate) for c, rate in points if rate is not None]
         rates.plot([c for c, _ in measured], [r for _, r in measured], marker=marker, color=colour, label=mode)
@@ -29,18 +30,28 @@ def svg(comparison: Comparison) -> str:
     rates.set_ylim(bottom=0)
     rates.legend(frameon=False)
 
-    ratios = [(row.concurrency, row.ratio) for row in comparison.rows if row.ratio is not None]
+    compared = [(row.concurrency, row.ratio) for row in comparison.rows if row.ratio]
     ratio.axhspan(1 / (1 + MARGIN), 1 + MARGIN, color=GREY, alpha=0.25, lw=0)
     ratio.axhline(1, color=GREY, lw=1)
-    ratio.plot([c for c, _ in ratios], [r for _, r in ratios], marker="s", color=ORANGE)
-    ratio.set_ylabel(f"{comparison.other.mode} / {comparison.base.mode}")
+    ratio.plot([c for c, _ in compared], [r.value for _, r in compared], marker="s", color=ORANGE)
+    with_interval = [(c, r.value, r.low, r.high) for c, r in compared if r.low is not None and r.high is not None]
+    if with_interval:
+        below = [value - low for _, value, low, _ in with_interval]
+        above = [high - value for _, value, _, high in with_interval]
+        at = [c for c, *_ in with_interval]
+        ratio.errorbar(at, [v for _, v, *_ in with_interval], [below, above], fmt="none", color=ORANGE, capsize=3)
+    ratio.set_ylabel(f"{comparison.other} / {comparison.base}")
     ratio.set_xlabel("concurrency C (requests in flight)")
-    if comparison.crossover:
-        at = comparison.crossover
-        ratio.axvspan(at.low, at.high, color=ORANGE, alpha=0.12, lw=0)
+    if crossing := comparison.crossing:
+        low, high = crossing.bracket
+        if crossing.bounded:
+            low = crossing.low or min(row.concurrency for row in comparison.rows)
+            high = crossing.high or max(row.concurrency for row in comparison.rows)
         for axes in (rates, ratio):
-            axes.axvline(at.estimate, color=GREY, ls="--", lw=1)
-        rates.annotate(f"C ≈ {at.estimate:.0f}", (at.estimate, 0), (4, 6), textcoords="offset points", color=GREY)
+            axes.axvspan(low, high, color=ORANGE, alpha=0.12, lw=0)
+            axes.axvline(crossing.estimate, color=GREY, ls="--", lw=1)
+        label = f"C ≈ {crossing.estimate:.0f}"
+        rates.annotate(label, (crossing.estimate, 0), (4, 6), textcoords="offset points", color=GREY)
     ratio.set_xscale("log")
     levels = [row.concurrency for row in comparison.rows]
     ratio.set_xticks(levels, [str(c) for c in levels])
