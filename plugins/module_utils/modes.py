@@ -24,6 +24,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "args": dict,
     "env": dict,
     "patches": list,
+    "treatment": list,
     "requires": dict,
     "probe": dict,
     "evidence": list,
@@ -143,7 +144,7 @@ def lineage(catalogue: Catalogue, name: str) -> list[str]:
 def merge(catalogue: Catalogue, name: str) -> dict[str, Any]:
     """`name` with all that it extends: mappings by key, null removes a key; a list of patches replaces the older one.
 
-    description and evidence belong to the mode itself and are not inherited. Raises ModeError.
+    description and evidence belong to the mode itself and are not inherited; a treatment adds up. Raises ModeError.
     """
     chain = lineage(catalogue, name)
     own = catalogue[name]
@@ -154,6 +155,7 @@ def merge(catalogue: Catalogue, name: str) -> dict[str, Any]:
         "lineage": chain,
         **{key: {} for key in _MERGED},
         "patches": [],
+        "treatment": [],
         "evidence": list(own.get("evidence", [])),
     }
     for part in (catalogue[ancestor] for ancestor in chain):
@@ -161,6 +163,7 @@ def merge(catalogue: Catalogue, name: str) -> dict[str, Any]:
             merged[key] = overlay(merged[key], part.get(key, {}))
         if "patches" in part:
             merged["patches"] = list(part["patches"])
+        merged["treatment"] += [name for name in part.get("treatment", []) if name not in merged["treatment"]]
     return merged
 
 

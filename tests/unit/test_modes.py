@@ -188,3 +188,14 @@ def test_a_command_reads_one_flag_a_line() -> None:
     assert unit_command(argv) == (
         "/opt/p/bin/python -m sglang.launch_server \\\n    --tp-size 8 \\\n    --enable-metrics \\\n    --bs 1 2"
     )
+
+
+def test_a_treatment_adds_up_along_the_lineage():
+    catalogue = {
+        "a": {"description": "a", "treatment": ["speculative_*"]},
+        "b": {"description": "b", "extends": "a", "treatment": ["kv_pool", "speculative_*"]},
+    }
+    assert modes.merge(catalogue, "b")["treatment"] == ["speculative_*", "kv_pool"]
+    assert modes.check("a", {"description": "a", "treatment": "speculative_*"}) == [
+        "Mode 'a': treatment is 'speculative_*', but must be a list."
+    ]

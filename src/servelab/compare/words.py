@@ -101,7 +101,7 @@ def _reach(comparison: Comparison) -> list[str]:
             floor = smallest_shown(sd * math.sqrt(2), len(comparison.pairs))
             notes.append(
                 f"One start of {comparison.base} varies by {math.expm1(sd):.1%} (standard deviation, {df} degrees of "
-                f"freedom): with {len(comparison.pairs)} repetitions, equal modes still come out up to {floor:.1%} apart."
+                f"freedom): with {len(comparison.pairs)} repetitions, equal modes may come out {floor:.1%} apart."
             )
         undecided = [row for row in comparison.rows if row.ratio and not row.side and not row.same]
         if undecided:
@@ -137,7 +137,8 @@ def why(comparison: Comparison) -> list[str]:
         notes.append(
             f"C={row.concurrency}: a step of {comparison.other} takes {row.other_step_ms:.1f} ms and yields "
             f"{row.accept_length:.2f} tokens, one of {comparison.base} takes {row.base_step_ms:.1f} ms for one. "
-            f"It {relation}: at this accept length it may take {limit:.1f} ms, or at this step time it must yield {needed:.2f} tokens."
+            f"It {relation}: at this accept length it may take {limit:.1f} ms, "
+            f"or at this step time it must yield {needed:.2f} tokens."
         )
     return notes
 
