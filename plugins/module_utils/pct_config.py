@@ -15,6 +15,7 @@ from typing import Any
 from .pve_conf import GuestConf, RawLine, edit_raw
 
 __all__ = [
+    "GPU_NODE",
     "Device",
     "Plan",
     "Wanted",
@@ -49,7 +50,7 @@ _WRITE_ONLY = {
 }
 _FIXED_AT_CREATION = ("unprivileged", "arch")
 
-_GPU_NODE = re.compile(r"^/dev/nvidia(\d+|ctl|-uvm|-uvm-tools)$")
+GPU_NODE = re.compile(r"^/dev/nvidia(\d+|ctl|-uvm|-uvm-tools)$")
 _CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 # A value that allocates a new volume each time it is set: "local-zfs:8".
 _ALLOCATION = re.compile(r"^(?P<storage>[^/:]+):(?P<size>\d+(\.\d+)?)$")
@@ -193,7 +194,7 @@ def plan(conf: GuestConf, wanted: Wanted, text: str = "") -> Plan:
     unwanted = list(wanted.delete)
     if wanted.devices is not None:
         # Also those whose removal already waits for a restart: they are still in force.
-        result.managed |= {o for o, v in conf.current.items() if _kind(o) == "dev" and _GPU_NODE.match(_device_path(v))}
+        result.managed |= {o for o, v in conf.current.items() if _kind(o) == "dev" and GPU_NODE.match(_device_path(v))}
         unwanted += _place_devices(planned, wanted.devices, targets)
 
     for option, value in targets.items():
@@ -315,7 +316,7 @@ def _place_devices(planned: Mapping[str, str], devices: Sequence[Device], target
             surplus.append(option)  # the same path twice lets the guest's start fail
         elif path in wanted_paths:
             by_path[path] = option
-        elif _GPU_NODE.match(path):
+        elif GPU_NODE.match(path):
             surplus.append(option)
     taken = set(entries) | set(targets)
     for device in devices:

@@ -156,6 +156,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.servelab.sglang.plugins.module_utils.pct_config import (
+    GPU_NODE,
     Plan,
     Wanted,
     create_argv,
@@ -166,6 +167,7 @@ from ansible_collections.servelab.sglang.plugins.module_utils.pct_config import 
 )
 from ansible_collections.servelab.sglang.plugins.module_utils.pct_run import Answer, PctMissing, run_pct
 from ansible_collections.servelab.sglang.plugins.module_utils.pve_conf import GuestConf, edit_raw, parse_conf
+from ansible_collections.servelab.sglang.plugins.module_utils.raw_devices import raw_device_notices
 
 PVE = Path("/etc/pve")
 LOCKS = Path("/run/lock/lxc")
@@ -245,13 +247,15 @@ class Guest:
             yield
 
 
-def character_devices(directory: str = "/dev") -> list[str]:
-    """NVIDIA nodes that are character devices. A regular file under such a name (create=file) is not one."""
-    found = []
-    for path in Path(directory).glob("nvidia*"):
-        with contextlib.suppress(OSError):
-            if stat.S_ISCHR(path.stat().st_mode):
-                found.append(str(path))
+def character_devices() -> dict[str, int]:
+    """NVIDIA nodes that are character devices → their major number. A regular file (create=file) is not one."""
+    found = {}
+    for path in sorted(Path("/dev").glob("nvidia*")):
+        if GPU_NODE.match(str(path)):
+            with contextlib.suppress(OSError):
+                state = path.stat()
+                if stat.S_ISCHR(state.st_mode):
+                    found[str(path)] = os.major(state.st_rdev)
     return found
 
 
@@ -332,7 +336,8 @@ def converge(module: AnsibleModule, guest: Guest, wanted: Wanted, text: str) -> 
         "created": False,
         "exists": True,
         "running": guest.running(),
-        "notices": change.notices,
+        "notices": change.notices
+        + raw_device_notices(conf.raw, character_devices(), [device["path"] for device in wanted.devices or ()]),
         "command": ["pct", *set_argv(guest.vmid, change)] if sets else [],
         "diff": difference(conf, change, guest.vmid),
     }

@@ -1,0 +1,51 @@
+"""Hand-made containers that pass GPUs by low-level lxc.* lines: what is wrong with those now.
+
+Such lines name a device's major number, which the driver gets anew at every boot, and bind the node with
+`create=file`, which makes a regular file where the node has none. dev[n] entries have neither fault.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from .pve_conf import RawLine
+
+__all__ = ["raw_device_notices"]
+
+_ALLOW = re.compile(r"^c (\d+|\*):")
+
+
+def raw_device_notices(raw: Sequence[RawLine], majors: Mapping[str, int], given: Sequence[str] = ()) -> list[str]:
+    """Sentences about the lxc.* lines of a guest that pass NVIDIA devices. Empty if there are none.
+
+    majors: path → major number, of the NVIDIA character devices that the node has now;
+    given: paths that the guest gets by dev[n] entries anyway.
+    """
+    bound = [
+        value.split()[0]
+        for key, value in raw
+        if key == "lxc.mount.entry" and value.startswith(("/dev/nvidia", "dev/nvidia"))
+    ]
+    if not bound:
+        return []
+    allowed = {match[1] for key, value in raw if key.endswith("devices.allow") and (match := _ALLOW.match(value))}
+    notices = []
+    if "*" not in allowed:
+        numbers = ", ".join(sorted(allowed)) or "nothing"
+        notices += [
+            f"the cgroup allows {numbers}, but {path} has the major number {majors[path]} now"
+            for path in bound
+            if path in majors and str(majors[path]) not in allowed
+        ]
+    notices += [f"{path} is bound, but the node has no such device now" for path in bound if path not in majors]
+    notices += [f"{path} is not passed" for path in majors if path not in bound and path not in given]
+    if not notices and not given:
+        return []
+    advice = (
+        "The guest passes NVIDIA devices by lxc.* lines, which a changed major number breaks"
+        + (f": {'; '.join(notices)}" if notices else "")
+        + ". Take those lines out of its configuration file, as dev[n] entries (pve_container_guest.gpus) replace them, "
+        "and have nvidia-uvm loaded before the guests start."
+    )
+    return [advice]
