@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable
 from itertools import count
 from typing import Any
 
 from . import log
-from .ask import Ask, Refusal, read_body, understand
+from .ask import Refusal, read_body, understand
+from .completion import Completion
 from .drive import Driver
 from .engine import Request
+from .generate import Generate
 from .http import Exchange
 from .info import Info
-from .startup import context_length
-from .text import ANSWERS, Continuation, Garbage
-from .wire import ChatStream, CompletionStream, Reply, Stream, Whole, spec_details, stopped_by
+from .metrics import KIND, Metrics
+from .native import NativeRefusal, understand_native
+from .sequence import Sequence
+from .text import ANSWERS
 
 _FLUSHED = (
     b"Cache flushed.\nPlease check backend logs for more details. "
     b"(When there are running or waiting requests, the operation will not be performed.)\n"
 )
 _NOT_FLUSHED = b"Flush cache failed.\n"
+_STILL_BUSY = b"Timed out waiting for idle state."
+_ADMINISTRATION = ("/flush_cache", "/abort_request", "/set_internal_state")
 _COMPLETIONS = ("/v1/completions", "/v1/chat/completions")
 # A request whose client has gone runs on for this long, in simulated seconds; as watched.
 _ABANDONED_RUNS_ON = 2.0
@@ -42,8 +46,10 @@ class Api:
         self.on_first_request: Callable[[], None] | None = None
         self._ordinals = count(1)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._answers = {**ANSWERS, **info.config.answers}
-        self._context = context_length(info.args, info.profile)
+        self.answers = {**ANSWERS, **info.config.answers}
+        # What has been asked and not yet answered, by its id.
+        self.sequences: dict[str, Sequence] = {}
+        self.metrics = Metrics(info)
         self._package = str(info.config.package())
         self._routes: dict[str, dict[str, Route]] = {
             "/": {"GET": lambda exchange: exchange.reply_json(200, "SGLang is running")},
@@ -55,16 +61,27 @@ class Api:
             "/get_server_info": {"GET": self._deprecated("/server_info")},
             "/model_info": {"GET": lambda exchange: exchange.reply_json(200, info.model_info())},
             "/get_model_info": {"GET": self._deprecated("/model_info")},
+            "/v1/loads": {"GET": lambda exchange: exchange.reply_json(200, info.loads())},
             "/flush_cache": {"GET": self._flush, "POST": self._flush},
+            "/abort_request": {"POST": self._abort_request},
+            "/set_internal_state": {"POST": self._set_internal_state, "PUT": self._set_internal_state},
+            "/generate": {"POST": self._generate, "PUT": self._generate},
             **{path: {"POST": self._complete} for path in _COMPLETIONS},
         }
         if info.args.dialect.since("0.5.20"):
             self._routes["/ready"] = {"GET": self._readiness}
+        if not info.args.dialect.since("0.5.21"):
+            self._routes["/get_load"] = {"GET": self._deprecated("/v1/loads", lambda: info.load())}
+        if info.args.enable_metrics:
+            self._routes["/metrics"] = {"GET": self._metrics}
 
     def handle(self, exchange: Exchange) -> None:
         """Answer one request, now or later."""
         request = exchange.request
         path = request.path
+        endpoint = "/v1/models/{model:path}" if path.startswith("/v1/models/") else path
+        self.metrics.came(endpoint, request.method)
+        exchange.on_status = lambda status: self.metrics.answered(endpoint, request.method, status)
         if not self._allowed(path, request.headers.get("authorization", "")):
             exchange.reply_json(401, {"error": "Unauthorized"})
             return
@@ -81,8 +98,8 @@ class Api:
         args = self.info.args
         if path.startswith(("/health", "/ready", "/metrics")):
             return True
-        # Flushing is an administrator's endpoint: the admin key, where there is one, and only that.
-        key = (args.admin_api_key or args.api_key) if path == "/flush_cache" else args.api_key
+        # These are an administrator's endpoints: the admin key, where there is one, and only that.
+        key = (args.admin_api_key or args.api_key) if path in _ADMINISTRATION else args.api_key
         scheme, _, token = authorization.partition(" ")
         return not key or (scheme.lower() == "bearer" and token == key)
 
@@ -101,15 +118,23 @@ class Api:
             }
             exchange.reply_json(404, {"error": wrong})
 
-    def _deprecated(self, successor: str) -> Route:
+    def _deprecated(self, successor: str, document: Callable[[], Any] | None = None) -> Route:
+        """Answer as `successor` does, or with a document of its own, after saying that one should ask that."""
+
         def answer(exchange: Exchange) -> None:
             log.launcher(
                 f"Endpoint '{exchange.request.path}' is deprecated and will be removed in a future version. "
                 f"Please use '{successor}' instead."
             )
-            self._routes[successor]["GET"](exchange)
+            if document is not None:
+                exchange.reply_json(200, document())
+            else:
+                self._routes[successor]["GET"](exchange)
 
         return answer
+
+    def _metrics(self, exchange: Exchange) -> None:
+        exchange.reply_chunked(self.metrics.render(), KIND)
 
     def _readiness(self, exchange: Exchange) -> None:
         exchange.reply(200 if self.ready and not self.draining else 503)
@@ -159,16 +184,16 @@ class Api:
         until = time.monotonic() + timeout / self.info.config.time_scale
         while self.driver.engine.requests and time.monotonic() < until:
             await asyncio.sleep(0.02)
-        self._flush_now(exchange)
+        self._flush_now(exchange, _STILL_BUSY)
 
-    def _flush_now(self, exchange: Exchange) -> None:
+    def _flush_now(self, exchange: Exchange, refusal: bytes = _NOT_FLUSHED) -> None:
         engine = self.driver.engine
         if engine.requests:
             log.rank(0)(
                 f"Cache not flushed because there are pending requests. #queue-req: {len(engine.waiting)}, "
                 f"#running-req: {len(engine.running)}"
             )
-            exchange.reply(400, _NOT_FLUSHED)
+            exchange.reply(400, refusal)
             return
         engine.flush()
         log.rank(0)("Cache flushed successfully!")
@@ -184,100 +209,84 @@ class Api:
                 data,
                 request.path,
                 default_model=self.info.model,
-                context=self._context,
+                context=self.info.context,
                 package=self._package,
             )
         except Refusal as refusal:
             exchange.reply_json(400, refusal.document)
             return
-        if self.on_first_request is not None:
-            self.on_first_request()
-            return
-        Generation(self, exchange, ask, next(self._ordinals)).start(self._answers)
+        if not self._dies():
+            Completion(self, exchange, ask).start()
 
-    def abandon(self, request: Request) -> None:
-        """Cancel a request whose client has gone, as late as SGLang does."""
+    def _generate(self, exchange: Exchange) -> None:
+        request = exchange.request
+        try:
+            data = read_body(request.body, request.headers.get("content-type", ""), request.path, self._package)
+            asks, many, stream = understand_native(data, self.info.context)
+            if self._dies():
+                return
+            Generate(self, exchange, asks, many=many, stream=stream).start()
+        except (Refusal, NativeRefusal) as refusal:
+            exchange.reply_json(400, refusal.document)
+
+    def _dies(self) -> bool:
+        if self.on_first_request is None:
+            return False
+        self.on_first_request()
+        return True
+
+    def ordinal(self) -> int:
+        """Return the number of the next request."""
+        return next(self._ordinals)
+
+    def abandon(self, sequence: Sequence) -> None:
+        """Abort a request whose client has gone, as late as SGLang does."""
         after = _ABANDONED_RUNS_ON / self.info.config.time_scale
-        asyncio.get_running_loop().call_later(after, self.driver.engine.cancel, request)
+        asyncio.get_running_loop().call_later(after, self.abort, sequence)
 
+    def abort(self, sequence: Sequence) -> None:
+        """End a request before its time."""
+        if self.sequences.get(sequence.rid) is sequence:
+            self.metrics.aborted()
+            self.driver.engine.abort(sequence.request)
 
-class Generation:
-    """One completion: from the engine's steps to the client's bytes."""
-
-    def __init__(self, api: Api, exchange: Exchange, ask: Ask, ordinal: int) -> None:
-        self._api, self._exchange, self._ask, self._ordinal = api, exchange, ask, ordinal
-        self._reply = Reply(os.urandom(16).hex(), int(time.time()), ask.model, ask.prompt_tokens)
-        self._request: Request
-        self._seen = ""
-
-    def start(self, answers: dict[str, str]) -> None:
-        """Queue the request."""
-        ask, exchange = self._ask, self._exchange
-        kind = Garbage if "garbage_output" in self._api.info.config.faults else Continuation
-        says = kind(ask.words, answers)
-        deliver: Callable[..., None] = self._stream().step if ask.stream else self._collect(Whole(self._reply))
-
-        def sink(text: str, tokens: int, reason: str | None) -> None:
-            deliver(text, tokens, reason, stopped_by(reason, None))
-            if reason is not None:
-                exchange.end()
-
-        def stopping(text: str, tokens: int, reason: str | None) -> None:
-            self._watch_for_stop(deliver, text, tokens, reason)
-
-        self._request = request = Request(
-            ask.prompt_tokens,
-            ask.max_tokens,
-            says.pieces(),
-            stopping if ask.stop else sink,
-            stops_at=None if ask.ignore_eos else says.natural_length,
-            seed=self._ordinal,
-        )
-        exchange.on_gone = lambda: self._api.abandon(request)
-        self._api.driver.submit(request)
-
-    def _stream(self) -> Stream:
-        ask, exchange = self._ask, self._exchange
-        kind = ChatStream if ask.chat else CompletionStream
-        speculative = self._api.driver.engine.speculates
-        return kind(
-            self._reply,
-            exchange.send,
-            head=exchange.stream_head,
-            include_usage=ask.include_usage,
-            continuous_usage=ask.continuous_usage,
-            sglext=self._sglext if ask.spec_details and speculative else None,
+    def finished(self, sequence: Sequence) -> None:
+        """Count a request that has ended."""
+        scale, ended = self.info.config.time_scale, sequence.finished or time.time()
+        first = sequence.first if sequence.first is not None else ended
+        request = sequence.request
+        self.metrics.finished(
+            prompt=request.prompt_tokens,
+            cached=sequence.cached_tokens,
+            generated=request.generated,
+            verifies=request.spec.verify_steps,
+            first_s=(first - sequence.received) * scale,
+            whole_s=(ended - sequence.received) * scale,
         )
 
-    def _sglext(self) -> dict[str, Any]:
-        details = spec_details(self._request.spec, self._api.driver.engine.mode.draft_tokens)
-        return {"routed_experts": None, "cached_tokens_details": None, "spec_tokens_details": details}
+    # Administration
 
-    def _collect(self, whole: Whole) -> Callable[..., None]:
-        def deliver(text: str, tokens: int, reason: str | None, matched: int | str | None) -> None:
-            whole.text.append(text)
-            whole.completion_tokens += tokens
-            if reason is not None:
-                document = whole.document(chat=self._ask.chat, reason=reason, matched=matched)
-                if self._ask.spec_details and self._api.driver.engine.speculates:
-                    document["sglext"] = self._sglext()
-                self._exchange.reply_json(200, document)
-
-        return deliver
-
-    def _watch_for_stop(self, deliver: Callable[..., None], text: str, tokens: int, reason: str | None) -> None:
-        """End at the first stop string, with the text before it and the tokens up to its end."""
-        before = len(self._seen)
-        self._seen += text
-        found = [(self._seen.find(stop), stop) for stop in self._ask.stop if stop in self._seen]
-        if not found:
-            deliver(text, tokens, reason, stopped_by(reason, None))
-            if reason is not None:
-                self._exchange.end()
+    def _abort_request(self, exchange: Exchange) -> None:
+        try:
+            data = read_body(exchange.request.body, "application/json", exchange.request.path, self._package)
+        except Refusal as refusal:
+            exchange.reply_json(400, refusal.document)
             return
-        at, stop = min(found)
-        counted = self._seen[: at + len(stop)].count(" ") - self._seen[:before].count(" ")
-        # A stop string that began in an earlier chunk has been sent in part, and cannot be taken back.
-        deliver(self._seen[before : max(at, before)], max(counted, 0), "stop", stop)
-        self._api.driver.engine.cancel(self._request)
-        self._exchange.end()
+        rid, everything = str(data.get("rid") or ""), bool(data.get("abort_all"))
+        if not everything and not rid:
+            log.launcher("Ignore abort_request with empty rid and abort_all=False")
+        for sequence in list(self.sequences.values()):
+            if everything or (rid and sequence.rid == rid):
+                self.abort(sequence)
+        exchange.reply(200)
+
+    def _set_internal_state(self, exchange: Exchange) -> None:
+        try:
+            data = read_body(exchange.request.body, "application/json", exchange.request.path, self._package)
+        except Refusal as refusal:
+            exchange.reply_json(400, refusal.document)
+            return
+        if "speculative_accept_threshold_single" in (data.get("server_args") or {}):
+            # The one use that is made of it: the average begins anew.
+            self.driver.engine.reset_speculation()
+        exchange.reply_json(200, [True])

@@ -13,6 +13,7 @@ from . import text
 _PLACES = {
     "/v1/completions": "line 1606, in openai_v1_completions",
     "/v1/chat/completions": "line 1614, in openai_v1_chat_completions",
+    "/generate": "line 785, in generate_request",
 }
 _DEFAULT_MAX_TOKENS = 16
 # A request whose prompt and answer fill the context leaves the last position free.
@@ -44,7 +45,10 @@ def invalid(errors: Sequence[Mapping[str, Any]], path: str | None, package: str)
 
 @dataclass(frozen=True)
 class Ask:
-    """A valid request. `words` are the prompt as the model sees it; `max_tokens` is resolved."""
+    """A valid request. `words` are the prompt as the model sees it; `max_tokens` is resolved.
+
+    `logprobs`: None where not asked for, else how many alternatives are shown. `separate` keeps thoughts apart.
+    """
 
     chat: bool
     model: str
@@ -55,7 +59,11 @@ class Ask:
     stream: bool
     include_usage: bool
     continuous_usage: bool
-    spec_details: bool
+    spec_details: bool = False
+    rid: str | None = None
+    logprobs: int | None = None
+    separate: bool = True
+    thinks: bool = True
 
     @property
     def prompt_tokens(self) -> int:
@@ -101,8 +109,14 @@ def understand(data: Mapping[str, Any], path: str, *, default_model: str, contex
             f"LoRA adapter '{adapter}' was requested, but LoRA is not enabled. Please launch the server with "
             "--enable-lora flag and preload adapters using --lora-paths or /load_lora_adapter endpoint."
         )
+    if chat and data.get("stream") and data.get("return_meta_info"):
+        raise refusal(
+            "return_meta_info is not supported with streaming. Please set stream=false when using "
+            "return_meta_info=true.",
+            "BadRequest",
+        )
     _check_sampling(data)
-    words = _chat_words(data["messages"]) if chat else _prompt_words(data["prompt"])
+    words = _chat_words(data["messages"]) if chat else prompt_words(data["prompt"])
     options = data.get("stream_options") or {}
     stop = data.get("stop") or ()
     return Ask(
@@ -116,6 +130,10 @@ def understand(data: Mapping[str, Any], path: str, *, default_model: str, contex
         include_usage=bool(options.get("include_usage")),
         continuous_usage=bool(options.get("continuous_usage_stats")),
         spec_details=bool(data.get("return_spec_tokens_details")),
+        rid=data.get("rid"),
+        logprobs=_logprobs(data, chat),
+        separate=data.get("separate_reasoning") is not False,
+        thinks=_thinks(data.get("chat_template_kwargs") or {}),
     )
 
 
@@ -146,6 +164,16 @@ def _max_tokens(data: Mapping[str, Any], chat: bool, errors: list[dict[str, Any]
     return None
 
 
+def _logprobs(data: Mapping[str, Any], chat: bool) -> int | None:
+    if chat:
+        return int(data.get("top_logprobs") or 0) if data.get("logprobs") else None
+    return None if data.get("logprobs") is None else int(data["logprobs"])
+
+
+def _thinks(kwargs: Mapping[str, Any]) -> bool:
+    return kwargs.get("thinking", True) is not False and kwargs.get("enable_thinking", True) is not False
+
+
 def _check_sampling(data: Mapping[str, Any]) -> None:
     temperature, top_p = data.get("temperature"), data.get("top_p")
     if temperature is not None and float(temperature) < 0:
@@ -153,19 +181,19 @@ def _check_sampling(data: Mapping[str, Any]) -> None:
     if top_p is not None and not 0 < float(top_p) <= 1:
         raise refusal(f"top_p must be in (0, 1], got {float(top_p)}.")
     # What the double cannot do it refuses, rather than answer as if it had.
-    for name, harmless in (("n", (1,)), ("best_of", (1,)), ("echo", ()), ("logprobs", ()), ("tools", ())):
+    for name, harmless in (("n", (1,)), ("best_of", (1,)), ("echo", ()), ("tools", ())):
         value = data.get(name)
         if value and value not in harmless:
             raise refusal(f"The simulated server does not support {name}={value!r}.")
 
 
-def _prompt_words(prompt: Any) -> list[str]:
+def prompt_words(prompt: Any) -> list[str]:
     if isinstance(prompt, str):
         return prompt.split() or ["<s>"]
     if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
         return [f"w{token}" for token in prompt]
     if isinstance(prompt, list) and len(prompt) == 1:
-        return _prompt_words(prompt[0])
+        return prompt_words(prompt[0])
     raise refusal("The simulated server takes one prompt per request: a string or a list of token ids.")
 
 

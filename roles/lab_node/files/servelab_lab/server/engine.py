@@ -138,6 +138,9 @@ class Engine:
         self.running: list[Request] = []
         self.total_verify_steps = self.total_accepted = 0
         self.tokens_out = self.tokens_in = self.tokens_cached = 0
+        # The last prefill's share of known tokens, and the steps by whether they ran under a CUDA graph.
+        self.hit_rate = 0.0
+        self.passes = {"prefill_none": 0, "decode_cuda_graph": 0, "decode_none": 0}
         self._prefilling: list[tuple[Request, int]] = []
         self._stepping = False
         self._report_every, self._on_prefill, self._on_decode = report_every, on_prefill, on_decode
@@ -166,6 +169,11 @@ class Engine:
     def tokens_held(self) -> int:
         """Tokens whose KV entries are in memory."""
         return sum(request.prompt_tokens + request.generated for request in self.running)
+
+    @property
+    def tokens_pending(self) -> int:
+        """Prompt tokens that wait to be computed."""
+        return sum(request.left_to_prefill for request in self.waiting)
 
     def submit(self, request: Request) -> None:
         """Queue a request. If the engine is idle the caller must `begin()`."""
@@ -280,13 +288,15 @@ class Engine:
         )
         self.tokens_in += sum(tokens for _, tokens in chosen)
         self.tokens_cached += cached
+        self.passes["prefill_none"] += 1
+        self.hit_rate = cached / max(cached + sum(tokens for _, tokens in chosen), 1)
         self._on_prefill(
             PrefillReport(
                 new_requests=len(chosen),
                 new_tokens=sum(tokens for _, tokens in chosen),
                 running=len(self.running),
                 waiting=len(self.waiting),
-                pending_tokens=sum(request.left_to_prefill for request in self.waiting),
+                pending_tokens=self.tokens_pending,
                 cached_tokens=cached,
             )
         )
@@ -315,8 +325,10 @@ class Engine:
                 self._adaptive.saw(len(self.running), 0.0)
         batch, self.running = len(self.running), running
         self._decode_steps += 1
+        graph = captured(self.profile, self.mode, batch)
+        self.passes["decode_cuda_graph" if graph else "decode_none"] += 1
         if self._decode_steps % self._report_every == 0:
-            self._report(batch)
+            self._report(batch, graph)
 
     def _gain(self, request: Request) -> int:
         """Return how many tokens this request gains in this step."""
@@ -353,7 +365,7 @@ class Engine:
         request.sink(text, count, reason)
         return request.done
 
-    def _report(self, batch: int) -> None:
+    def _report(self, batch: int, graph: bool) -> None:
         # As in SGLang, the average knows only what a log line has told.
         self.total_verify_steps += self._verified_since
         self.total_accepted += self._accepted_since
@@ -364,7 +376,7 @@ class Engine:
                 waiting=len(self.waiting),
                 tokens=self._tokens_since_report,
                 accept_length=self._accepted_since / self._verified_since if self._verified_since else 1.0,
-                captured=captured(self.profile, self.mode, batch),
+                captured=graph,
             )
         )
         self._tokens_since_report = self._accepted_since = self._verified_since = 0

@@ -57,6 +57,7 @@ class Exchange:
         self.request = request
         self._connection = connection
         self.on_gone: Callable[[], None] | None = None
+        self.on_status: Callable[[int], None] | None = None
         self.open = True
 
     def reply(self, status: int, body: bytes = b"", kind: str | None = None, extra: bytes = b"") -> None:
@@ -68,6 +69,12 @@ class Exchange:
     def reply_json(self, status: int, value: Any, extra: bytes = b"") -> None:
         """Send a JSON document."""
         self.reply(status, dumps(value), "application/json", extra)
+
+    def reply_chunked(self, body: bytes, kind: str) -> None:
+        """Send a whole answer as one chunk, as what is mounted beside the routes does."""
+        head = self._head(200, b"Content-Type: %b\r\nTransfer-Encoding: chunked\r\n" % kind.encode())
+        self._send(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+        self.end()
 
     def stream_head(self) -> bytes:
         """Return the head of an event stream, to be sent together with the first event."""
@@ -90,6 +97,8 @@ class Exchange:
 
     def _head(self, status: int, fields: bytes) -> bytes:
         request = self.request
+        if self.on_status is not None:
+            self.on_status(status)
         log.access(self._connection.client, f"{request.method} {request.target} {request.version}", status)
         closing = b"" if request.keep_alive else b"Connection: close\r\n"
         return b"HTTP/1.1 %d %b\r\n%bserver: uvicorn\r\n%b%b\r\n" % (

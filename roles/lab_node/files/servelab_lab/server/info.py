@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 from .config import Config
@@ -29,13 +30,18 @@ class Info:
         self.last_decode, self.gen_throughput = report, throughput
 
     @property
+    def context(self) -> int:
+        """The longest prompt and answer together."""
+        return context_length(self.args, self.profile)
+
+    @property
     def model(self) -> str:
         """The name that the model is served under."""
         return str(self.args.served_model_name)
 
     def server(self) -> dict[str, Any]:
         """Return /server_info: every argument as resolved, the scheduler's state, and that all this is simulated."""
-        context = context_length(self.args, self.profile)
+        context = self.context
         return {
             **self.args.values,
             **({"launch_command": self.args.command} if self.args.dialect.since("0.5.20") else {}),
@@ -95,5 +101,60 @@ class Info:
             "owned_by": "sglang",
             "root": self.model,
             "parent": None,
-            "max_model_len": context_length(self.args, self.profile),
+            "max_model_len": self.context,
+        }
+
+    def load(self) -> list[dict[str, Any]]:
+        """Return /get_load."""
+        engine = self.engine
+        return [
+            {
+                "dp_rank": 0,
+                "num_reqs": engine.requests,
+                "num_waiting_reqs": len(engine.waiting),
+                "num_tokens": engine.tokens_held,
+                "num_pending_tokens": engine.tokens_pending,
+                "ts_tic": time.monotonic(),
+            }
+        ]
+
+    def loads(self) -> dict[str, Any]:
+        """Return /v1/loads."""
+        plan, engine = self.plan, self.engine
+        return {
+            "timestamp": datetime.now(UTC).isoformat(),
+            "version": self.args.version,
+            "loads": [
+                {
+                    "dp_rank": 0,
+                    "num_running_reqs": len(engine.running),
+                    "num_waiting_reqs": len(engine.waiting),
+                    "num_waiting_uncached_tokens": engine.tokens_pending,
+                    "num_used_tokens": engine.tokens_held,
+                    "num_total_tokens": engine.tokens_held + engine.tokens_pending,
+                    "max_total_num_tokens": plan.tokens,
+                    "max_running_requests": max_running(self.args),
+                    "token_usage": round(engine.tokens_held / plan.tokens, 4),
+                    "gen_throughput": self.gen_throughput,
+                    "cache_hit_rate": engine.hit_rate,
+                    "utilization": len(engine.running) / engine.max_running,
+                    "memory": {
+                        "weight_gb": round(plan.weights, 3),
+                        "kv_cache_gb": round(plan.kv, 3),
+                        "graph_gb": round(plan.graph, 3),
+                        "token_capacity": plan.tokens,
+                    },
+                    "disaggregation": {
+                        "mode": "null",
+                        "prefill_bootstrap_queue_reqs": 0,
+                        "prefill_inflight_queue_reqs": 0,
+                        "decode_prealloc_queue_reqs": 0,
+                        "decode_transfer_queue_reqs": 0,
+                        "decode_retracted_queue_reqs": 0,
+                        "kv_transfer_speed_gb_s": 0.0,
+                        "kv_transfer_latency_ms": 0.0,
+                    },
+                    "queues": {"waiting": len(engine.waiting), "grammar": 0, "paused": 0, "retracted": 0},
+                }
+            ],
         }

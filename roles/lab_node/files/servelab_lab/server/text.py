@@ -47,10 +47,32 @@ class Continuation:
     def pieces(self) -> Iterator[str]:
         """Yield the text of token 0, 1, … without end; each starts with a space."""
         yield from self._answer
-        n = self._hash % WORDS
+        yield from self._chain(self._hash % WORDS)
+
+    def _chain(self, n: int) -> Iterator[str]:
         while True:
             yield _PIECES[n]
             n = (_FACTOR * n + _INCREMENT) % WORDS
+
+
+THINK_END = " </think>"
+
+
+class Thinking(Continuation):
+    """What a model says that thinks first: 8 to 31 words of the chain, the end of thinking, then as any other."""
+
+    @property
+    def thoughts(self) -> int:
+        return 8 + self._hash % 24
+
+    @property
+    def natural_length(self) -> int:
+        return self.thoughts + 1 + super().natural_length
+
+    def pieces(self) -> Iterator[str]:
+        yield from islice(self._chain(self._hash // WORDS % WORDS), self.thoughts)
+        yield THINK_END
+        yield from super().pieces()
 
 
 class Garbage(Continuation):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .engine import Spec
-from .text import EOS_ID
+from .text import EOS_ID, THINK_END
 
 Send = Callable[[bytes], None]
 
@@ -36,16 +36,16 @@ def chunk(body: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(body), body)
 
 
-def usage(prompt: int, completion: int, *, details: bool = True) -> dict[str, Any]:
-    """Return a usage object; the last chunk of a completions stream leaves the empty details out."""
+def usage(prompt: int, completion: int, cached: int = 0, reasoning: int = 0, *, null: bool = True) -> dict[str, Any]:
+    """Return a usage object. Without `null`, details that say nothing are left out instead of shown as null."""
     shown: dict[str, Any] = {
         "prompt_tokens": prompt,
         "total_tokens": prompt + completion,
         "completion_tokens": completion,
     }
-    if details:
-        shown["prompt_tokens_details"] = None
-    return {**shown, "reasoning_tokens": 0}
+    if cached or null:
+        shown["prompt_tokens_details"] = {"cached_tokens": cached} if cached else None
+    return {**shown, "reasoning_tokens": reasoning}
 
 
 def spec_details(spec: Spec, draft_tokens: int) -> dict[str, Any]:
@@ -72,12 +72,35 @@ def stopped_by(reason: str | None, stop: str | None) -> int | str | None:
     return EOS_ID if stop is None else stop
 
 
+class Thoughts:
+    """Keeps what a model thinks apart from what it says: a parser of `</think>`."""
+
+    def __init__(self) -> None:
+        self.over = False
+        # The mark itself counts as a thought.
+        self.tokens = 0
+
+    def split(self, text: str, count: int) -> tuple[str, str]:
+        """Return the thoughts and the saying of a step."""
+        if self.over:
+            return "", text
+        thought, mark, said = text.partition(THINK_END)
+        self.over = bool(mark)
+        self.tokens += count if not mark else thought.count(" ") + 1
+        return thought, said
+
+
 class Reply:
-    """What both kinds of stream know of their request."""
+    """What every answer knows of its request. `cached_tokens` are known when the first token comes."""
 
     def __init__(self, rid: str, created: int, model: str, prompt_tokens: int) -> None:
         self.rid, self.created, self.model, self.prompt_tokens = rid, created, model, prompt_tokens
-        self.completion_tokens = 0
+        self.completion_tokens = self.cached_tokens = 0
+        self.thoughts: Thoughts | None = None
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return self.thoughts.tokens if self.thoughts is not None else 0
 
     def head(self, kind: str) -> dict[str, Any]:
         return {"id": self.rid, "object": kind, "created": self.created, "model": self.model}
@@ -98,10 +121,13 @@ class Stream(Reply):
         include_usage: bool,
         continuous_usage: bool,
         sglext: Callable[[], dict[str, Any]] | None,
+        logprobs: Callable[[str, int, bool], dict[str, Any]] | None = None,
     ) -> None:
         super().__init__(reply.rid, reply.created, reply.model, reply.prompt_tokens)
         self._send, self._head, self._begun = send, head, False
+        self.thoughts = reply.thoughts
         self._include, self._continuous, self._sglext = include_usage, continuous_usage, sglext
+        self._logprobs = logprobs
         self._before, self._after = self.parts()
         self._fixed = len(self._before) + len(self._after)
 
@@ -109,8 +135,12 @@ class Stream(Reply):
         """Return what precedes the first text."""
         return b""
 
-    def parts(self) -> tuple[bytes, bytes]:
+    def parts(self, logprobs: dict[str, Any] | None = None) -> tuple[bytes, bytes]:
         """Return the event's bytes before and after the text."""
+        raise NotImplementedError
+
+    def thinking(self, thought: str) -> bytes:
+        """Return the event for a thought."""
         raise NotImplementedError
 
     def last(self, text: str, reason: str, matched: int | str | None) -> bytes:
@@ -130,7 +160,11 @@ class Stream(Reply):
     def step(self, text: str, count: int, reason: str | None, matched: int | str | None) -> None:
         """Send what one step yielded; `reason` ends the stream."""
         self.completion_tokens += count
-        if reason is None and self._begun:
+        if self._logprobs is not None:
+            shown = self._logprobs(text, self.completion_tokens - count, reason == "stop" and isinstance(matched, int))
+            self._before, self._after = self.parts(shown)
+            self._fixed = len(self._before) + len(self._after)
+        if reason is None and self._begun and self.thoughts is None:
             self._send(self.event(escaped(text)))
             return
         out = b""
@@ -138,15 +172,28 @@ class Stream(Reply):
             # As late as this: a request that is refused or dies in the queue has sent no status yet.
             self._begun = True
             out = self._head() + self.opening()
+        if self.thoughts is not None:
+            thought, text = self.thoughts.split(text, count)
+            if thought:
+                out += self.thinking(thought)
         if reason is None:
-            self._send(out + self.event(escaped(text)))
+            if text or self.thoughts is None:
+                out += self.event(escaped(text))
+            if out:
+                self._send(out)
             return
         out += self.last(text, reason, matched)
         if self._sglext is not None:
             extra = {**self.head(self.kind), "choices": [], "usage": None, "sglext": self._sglext()}
             out += chunk(b"data: %b\n\n" % dumps(extra))
         if self._include:
-            counts = usage(self.prompt_tokens, self.completion_tokens, details=not self.bare_usage)
+            counts = usage(
+                self.prompt_tokens,
+                self.completion_tokens,
+                self.cached_tokens,
+                self.reasoning_tokens,
+                null=not self.bare_usage,
+            )
             out += chunk(b"data: %b\n\n" % dumps({**self.head(self.kind), "choices": [], "usage": counts}))
         self._send(out + DONE)
 
@@ -155,13 +202,16 @@ class CompletionStream(Stream):
     kind = "text_completion"
     bare_usage = True
 
+    _shown: dict[str, Any] | None = None
+
     def _cut(self, reason: str | None, matched: int | str | None) -> tuple[bytes, bytes]:
-        choice = {"index": 0, "text": "\0", "logprobs": None, "finish_reason": reason, "matched_stop": matched}
+        choice = {"index": 0, "text": "\0", "logprobs": self._shown, "finish_reason": reason, "matched_stop": matched}
         event = b"data: %b\n\n" % dumps({**self.head(self.kind), "choices": [choice], "usage": None})
         before, _, after = event.partition(b"\\u0000")
         return before, after
 
-    def parts(self) -> tuple[bytes, bytes]:
+    def parts(self, logprobs: dict[str, Any] | None = None) -> tuple[bytes, bytes]:
+        self._shown = logprobs
         return self._cut(None, None)
 
     def with_usage(self, tail: bytes) -> bytes:
@@ -177,17 +227,29 @@ class CompletionStream(Stream):
 class ChatStream(Stream):
     kind = "chat.completion.chunk"
 
+    _shown: dict[str, Any] | None = None
+
     def _event(self, delta: dict[str, Any], reason: str | None, matched: int | str | None) -> bytes:
         delta = {"reasoning_content": None, **delta}
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason, "matched_stop": matched}
+        choice = {"index": 0, "delta": delta, "logprobs": self._shown, "finish_reason": reason, "matched_stop": matched}
         return b"data: %b\n\n" % dumps({**self.head(self.kind), "choices": [choice]})
 
     def opening(self) -> bytes:
-        return chunk(self._event({"role": "assistant", "content": ""}, None, None))
+        # The event with the role has no token, and so no log probabilities.
+        shown, self._shown = self._shown, None
+        try:
+            return chunk(self._event({"role": "assistant", "content": ""}, None, None))
+        finally:
+            self._shown = shown
 
-    def parts(self) -> tuple[bytes, bytes]:
+    def parts(self, logprobs: dict[str, Any] | None = None) -> tuple[bytes, bytes]:
+        self._shown = logprobs
         before, _, after = self._event({"content": "\0"}, None, None).partition(b"\\u0000")
         return before, after
+
+    def thinking(self, thought: str) -> bytes:
+        event = self._event({"reasoning_content": thought}, None, None)
+        return chunk(self.with_usage(event) if self._continuous else event)
 
     def with_usage(self, tail: bytes) -> bytes:
         counts = dumps(usage(self.prompt_tokens, self.completion_tokens))
@@ -195,6 +257,7 @@ class ChatStream(Stream):
 
     def last(self, text: str, reason: str, matched: int | str | None) -> bytes:
         out = self.event(escaped(text)) if text else b""
+        self._shown = None
         end = self._event({}, reason, matched)
         return out + chunk(self.with_usage(end) if self._continuous else end)
 
@@ -204,15 +267,26 @@ class Whole(Reply):
 
     def __init__(self, reply: Reply) -> None:
         super().__init__(reply.rid, reply.created, reply.model, reply.prompt_tokens)
+        self.thoughts = reply.thoughts
         self.text: list[str] = []
 
-    def document(self, *, chat: bool, reason: str, matched: int | str | None) -> dict[str, Any]:
+    def add(self, text: str, count: int) -> None:
+        """Take in a step."""
+        self.text.append(text)
+        self.completion_tokens += count
+
+    def document(
+        self, *, chat: bool, reason: str, matched: int | str | None, logprobs: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         text = "".join(self.text)
-        end = {"logprobs": None, "finish_reason": reason, "matched_stop": matched}
+        thought = None
+        if self.thoughts is not None:
+            thought, text = self.thoughts.split(text, self.completion_tokens)
+        end = {"logprobs": logprobs, "finish_reason": reason, "matched_stop": matched}
         if chat:
-            message = {"role": "assistant", "content": text, "reasoning_content": None, "tool_calls": None}
+            message = {"role": "assistant", "content": text, "reasoning_content": thought or None, "tool_calls": None}
             answer = {**self.head("chat.completion"), "choices": [{"index": 0, "message": message, **end}]}
         else:
             answer = {**self.head("text_completion"), "choices": [{"index": 0, "text": text, **end}]}
-        counts = usage(self.prompt_tokens, self.completion_tokens)
+        counts = usage(self.prompt_tokens, self.completion_tokens, self.cached_tokens, self.reasoning_tokens)
         return {**answer, "usage": counts, "metadata": {"weight_version": "default"}}
