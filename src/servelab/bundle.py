@@ -122,6 +122,40 @@ def receive(tar: Path, campaign: Path) -> Path:
     return target
 
 
+def export(path: Path, into: Path) -> Path:
+    """Write the bundle at *path* as one archive that can be given away; return its path.
+
+    Secrets are taken out once more; what names machines and people (a host in the log, a path) stays: read it before you
+    publish it. Raises BundleError when the bundle is damaged or the archive exists.
+    """
+    from servelab.shared.redact import redact
+
+    if wrong := problems(path):
+        raise BundleError(f"{path} is damaged and is not given away: " + " ".join(wrong))
+    read(path)
+    target = into / f"{path.name}.tar.gz"
+    if target.exists():
+        raise BundleError(f"{target} exists, and results are never overwritten: move it away.")
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=into) as scratch:
+        copy = Path(scratch) / path.name
+        for file in sorted(p for p in path.rglob("*") if p.is_file() and p.name != SUMS):
+            clean = copy / file.relative_to(path)
+            clean.parent.mkdir(parents=True, exist_ok=True)
+            clean.write_text(redact(file.read_text(errors="replace")))
+        seal(copy)
+        packed = Path(scratch) / target.name
+        with tarfile.open(packed, "w:gz") as archive:
+            archive.add(copy, arcname=".", filter=_anonymous)
+        packed.rename(target)
+    return target
+
+
+def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member
+
+
 def seal(path: Path) -> None:
     """Write SHA256SUMS over every file of the directory *path*."""
     files = sorted(p for p in path.rglob("*") if p.is_file() and p.name != SUMS)
@@ -154,11 +188,17 @@ def _flush(directory: Path) -> None:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser("bundle", help="receive, seal or verify the directory of a run")
+    parser = subparsers.add_parser("bundle", help="receive, export, import, seal or verify the directory of a run")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     take = actions.add_parser("receive", help="unpack a run fetched from a guest, verify it, enter it in the ledger")
     take.add_argument("--tar", type=Path, required=True)
     take.add_argument("--into", type=Path, required=True, metavar="CAMPAIGN_DIR")
+    give = actions.add_parser("export", help="write one archive of a run, secrets taken out, to give away")
+    give.add_argument("path", type=Path)
+    give.add_argument("--into", type=Path, default=Path(), metavar="DIR")
+    get = actions.add_parser("import", help="take in an archive that somebody gave: checksums are verified first")
+    get.add_argument("tar", type=Path)
+    get.add_argument("--into", type=Path, default=Path("results/imported"), metavar="CAMPAIGN_DIR")
     for name, text in (("seal", "write SHA256SUMS"), ("verify", "compare a bundle with its SHA256SUMS")):
         actions.add_parser(name, help=text).add_argument("path", type=Path)
 
@@ -166,6 +206,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     try:
         if args.action == "receive":
+            print(receive(args.tar, args.into))
+        elif args.action == "export":
+            print(export(args.path, args.into))
+        elif args.action == "import":
             print(receive(args.tar, args.into))
         elif args.action == "seal":
             seal(args.path)

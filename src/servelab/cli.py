@@ -15,6 +15,8 @@ COMMANDS = {
     "load": ("servelab.load.command", "put a server under load and measure it"),
     "bundle": ("servelab.bundle", "check and describe the directory of one run"),
     "compare": ("servelab.compare", "compare the runs of two modes"),
+    "verify-bundle": ("servelab.verify", "recompute a run's figures from its raw rows"),
+    "ledger": ("servelab.ledger", "write LEDGER.md: everything ever tried, with outcome and reason"),
     "report": ("servelab.report", "write the report of a campaign"),
 }
 

@@ -6,6 +6,7 @@ import tarfile
 import pytest
 
 from servelab import bundle, ledger
+from servelab.cli import main
 
 RUN = {
     "schema": "servelab.run/1",
@@ -112,3 +113,26 @@ def test_unknown_schema_is_said(made):
     (made / "run.json").write_text(json.dumps({**RUN, "schema": "servelab.run/9"}))
     with pytest.raises(bundle.BundleError, match=r"schema 'servelab.run/9'; this version reads 'servelab.run/1'"):
         bundle.read(made)
+
+
+def test_export_takes_secrets_out_and_import_verifies(made, tmp_path, capsys):
+    source = made.rename(tmp_path / RUN["run_id"])
+    (source / "server.log").write_text("started with --api-key s3cret-s3cret\n")
+    bundle.seal(source)
+    assert main(["bundle", "export", str(source), "--into", str(tmp_path)]) == 0
+    tar = tmp_path / f"{RUN['run_id']}.tar.gz"
+    assert capsys.readouterr().out.strip() == str(tar)
+    assert main(["bundle", "import", str(tar), "--into", str(tmp_path / "r" / "imported")]) == 0
+    target = tmp_path / "r" / "imported" / RUN["run_id"]
+    assert bundle.problems(target) == []
+    assert (target / "server.log").read_text() == "started with --api-key [redacted]\n"
+    assert json.loads((target / "summary.json").read_text()) == SUMMARY
+    assert (source / "server.log").read_text() == "started with --api-key s3cret-s3cret\n"
+    assert main(["bundle", "export", str(source), "--into", str(tmp_path)]) == 1  # never overwritten
+
+
+def test_a_damaged_bundle_is_not_given_away(made, tmp_path):
+    (made / "summary.json").write_text("{}")
+    with pytest.raises(bundle.BundleError, match="is damaged and is not given away"):
+        bundle.export(made, tmp_path)
+    assert list(tmp_path.iterdir()) == [made]
