@@ -125,8 +125,8 @@ def receive(tar: Path, campaign: Path) -> Path:
 def export(path: Path, into: Path) -> Path:
     """Write the bundle at *path* as one archive that can be given away; return its path.
 
-    Secrets are taken out once more; what names machines and people (a host in the log, a path) stays: read it before you
-    publish it. Raises BundleError when the bundle is damaged or the archive exists.
+    Secrets are taken out once more; what names machines and people (a host in the log, a path) stays: read it before
+    you publish it. Raises BundleError when the bundle is damaged or the archive exists.
     """
     from servelab.shared.redact import redact
 

@@ -57,7 +57,7 @@ def append(path: Path, line: dict[str, Any]) -> None:
 
 
 def read(path: Path, schema: str = SCHEMA) -> list[dict[str, Any]]:
-    """The lines of a ledger, oldest first; none where there is no file. Raises LedgerError for what is no line of it."""
+    """The lines of a ledger, oldest first; none where there is no file. Raises LedgerError for a line that is none."""
     if not path.exists():
         return []
     lines = []
@@ -65,9 +65,8 @@ def read(path: Path, schema: str = SCHEMA) -> list[dict[str, Any]]:
         try:
             line = json.loads(text)
         except ValueError as error:
-            raise LedgerError(
-                f"{path}, line {number}, is no JSON ({error}): restore it from the bundles' run.json."
-            ) from error
+            problem = f"{path}, line {number}, is no JSON ({error}): restore it from the bundles."
+            raise LedgerError(problem) from error
         if not isinstance(line, dict) or line.get("schema") != schema:
             raise LedgerError(f"{path}, line {number}, is not of schema {schema}: it belongs to another version.")
         lines.append(line)
@@ -92,7 +91,7 @@ def render(measured: Sequence[dict[str, Any]], reported: Sequence[dict[str, Any]
     parts += [
         "## Reported, not measured here",
         "Others' results. Their conditions differ from each other and are only partly known: no two of these rows may be "
-        "compared, and none with a row above. They are here so that nobody tries a dead end twice without knowing why it was one.",
+        "compared, and none with a row above. They are here so that nobody tries a dead end twice unawares.",
     ]
     rows = ["| mode | outcome | conditions | reason | to do |", "|---|---|---|---|---|"]
     rows += [_reported(line) for line in reported]
