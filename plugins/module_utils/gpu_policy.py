@@ -186,6 +186,20 @@ def table(decided: Mapping[str, Any], vmid: int | None = None) -> str:
     return "\n".join(lines)
 
 
+def _unexplained(tolerated: Iterable[Mapping[str, Any]]) -> str:
+    leaked = (
+        "the driver has not given it back (look for Xid in the node's dmesg; a reset of the GPU or a reboot of the node "
+        "frees it)"
+    )
+    names = sorted({str(holder["name"]) for holder in tolerated if holder["gpus"]})
+    if names:
+        return (
+            f"only programs that may stay are on the GPUs ({', '.join(names)}): one of them uses this memory (stop it, or "
+            f"name it in gpu_clean_unprotect), or {leaked}"
+        )
+    return f"nobody holds the GPUs, so {leaked}"
+
+
 def why_not_clean(decided: Mapping[str, Any], memory: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """What keeps the GPUs from being proved clean, a sentence each; empty when nothing does.
 
@@ -204,8 +218,5 @@ def why_not_clean(decided: Mapping[str, Any], memory: Mapping[str, Mapping[str, 
             continue
         reasons += [f"on the {place}: {reason}" for reason in verdict["reasons"]]
         if verdict["clean"] is False and not decided["blocking"]:
-            reasons.append(
-                "no holder explains this memory: a protected program uses it, or the driver has not given it back "
-                "(look for Xid in the node's dmesg; a GPU reset or a reboot of the node frees it)"
-            )
+            reasons.append(_unexplained(decided["tolerate"]))
     return list(dict.fromkeys(reasons))

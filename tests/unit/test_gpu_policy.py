@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from servelab.shared.gpu_policy import UnknownHolders, gpu_ranges, plan, table
+from servelab.shared.gpu_policy import UnknownHolders, gpu_ranges, plan, table, why_not_clean
 
 CASES = Path(__file__).parent / "cases"
 UNIT = "servelab-baseline.service"
@@ -186,6 +186,31 @@ def test_the_table_says_who_which_gpu_since_when_and_what_to_do():
     assert "4127" in row and f"guest 129, root, {UNIT}" in row and "0-3" in row and "2026-11-29 10:00:00" in row
     assert "bench_stop_ok=true" in lines[lines.index(row) + 1]
     assert table(plan(view("guest"))) == "nobody holds a GPU"
+
+
+CLEAN = {"clean": True, "reasons": [], "gpus": []}
+FULL = {"clean": False, "reasons": ["GPU 6 has 904 MiB in use, more than 64 MiB"], "gpus": []}
+UNKNOWN = {"clean": None, "reasons": ["nvidia-smi was not asked, so memory use is unknown"], "gpus": []}
+
+
+def test_clean_needs_no_holder_a_complete_view_and_known_memory():
+    nobody = plan(view("guest"), view("node"), 129)
+    assert why_not_clean(nobody, {"guest": CLEAN, "node": CLEAN}) == []
+    assert why_not_clean(nobody, {"guest": UNKNOWN}) == [
+        "on the guest: nvidia-smi was not asked, so memory use is unknown"
+    ]
+    (reason,) = why_not_clean(plan(view("guest", complete=False)), {"guest": CLEAN})
+    assert reason.startswith("some processes could not be looked at")
+    (reason,) = why_not_clean(plan(view("guest", in_unit(5), owners=BENCH)), {"guest": CLEAN})
+    assert reason == "1 process(es) hold the GPUs"
+
+
+def test_memory_without_a_holder_names_who_may_use_it():
+    monitored = plan(view("guest", holder(9, name="netdata", protected=LISTED)))
+    reasons = why_not_clean(monitored, {"guest": FULL})
+    assert reasons[0] == "on the guest: GPU 6 has 904 MiB in use, more than 64 MiB"
+    assert "(netdata)" in reasons[1] and "gpu_clean_unprotect" in reasons[1]
+    assert why_not_clean(plan(view("guest")), {"guest": FULL})[1].startswith("nobody holds the GPUs, so the driver")
 
 
 def test_ranges():
