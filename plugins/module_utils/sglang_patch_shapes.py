@@ -68,24 +68,27 @@ _LAUNCH = Edit(
     file=COMMUNICATOR,
     scope="CustomAllreduce.__init__",
     pattern=r"^([ \t]+)self\._ptr = ops\.init_custom_ar\(\n"
-    r"[ \t]+self\.meta_ptrs, self\.rank_data, rank, self\.full_nvlink\n[ \t]+\)$",
+    r"[ \t]+self\.meta_ptrs, self\.rank_data, rank, self\.full_nvlink\n[ \t]+\)\n"
+    r"[ \t]+ops\.register_buffer\(self\._ptr, self\.buffer_ptrs\)$",
     replacement=rf"""\1# {MARK}: past the gate without NVLink means that it was forced. With full_nvlink false the
 \1# kernel launches nothing on more than two GPUs and leaves the output as it was.
 \1self._pcie_forced = world_size > 2 and not self.full_nvlink
 \1if self._pcie_forced:
 \1    self._pcie_max_bytes = int(os.environ.get("{MAX_BYTES_VARIABLE}") or {DEFAULT_MAX_BYTES})
-\1    if rank == 0:
-\1        logger.info(
-\1            "Custom allreduce is forced over PCIe: world size %d, up to %d bytes.",
-\1            world_size,
-\1            self._pcie_max_bytes,
-\1        )
 \1self._ptr = ops.init_custom_ar(
 \1    self.meta_ptrs,
 \1    self.rank_data,
 \1    rank,
 \1    self.full_nvlink or self._pcie_forced,
-\1)""",
+\1)
+\1ops.register_buffer(self._ptr, self.buffer_ptrs)
+\1# Only now, where nothing but attributes is left to set: this line is evidence.
+\1if self._pcie_forced and rank == 0:
+\1    logger.info(
+\1        "Custom allreduce is forced over PCIe: world size %d, up to %d bytes.",
+\1        world_size,
+\1        self._pcie_max_bytes,
+\1    )""",
 )
 
 _SIZE = Edit(

@@ -61,7 +61,7 @@ package_dir:
   returned: success
   type: str
 manifest_sha256:
-  description: Digest of the manifest that describes the patched files; null without the patch, and in check mode.
+  description: Digest of the manifest that describes the patched files as they are now; null without the patch.
   returned: success
   type: str
 files:
@@ -134,7 +134,7 @@ def main() -> None:
         release=todo.release,
         shape=todo.shape,
         package_dir=str(package_dir),
-        manifest_sha256=None if module.check_mode else _manifest_sha256(todo),
+        manifest_sha256=_manifest_sha256(todo),
         files=[change.path for change in todo.changes],
         diff=_diff(todo),
     )

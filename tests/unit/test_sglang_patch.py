@@ -122,13 +122,17 @@ def tensor(size: int) -> Any:
 class World:
     """A process group of `size` GPUs, and SGLang's communicator built in it from `package`."""
 
-    def __init__(self, package: Path, size: int, *, nvlink: bool = False, p2p: bool = True) -> None:
+    def __init__(
+        self, package: Path, size: int, *, nvlink: bool = False, p2p: bool = True, fails: str = "", log: Any = None
+    ) -> None:
         dist = MagicMock()
         dist.get_world_size.return_value = size
         dist.get_rank.return_value = 0
         self.kernels = MagicMock(IS_CUSTOM_AR_AVAILABLE=True)
         self.kernels.meta_size.return_value = 4096
-        self.package, self.log = package, MagicMock(spec=logging.Logger)
+        if fails:
+            getattr(self.kernels, fails).side_effect = RuntimeError("invented")
+        self.package, self.log = package, log or MagicMock(spec=logging.Logger)
         torch = Torch()
         torch.cuda.device_count.return_value = size
         self.common: dict[str, Any] = {
@@ -233,6 +237,20 @@ def test_forced_the_kernel_is_launched_and_small_messages_are_taken(
     assert message % tuple(arguments) == (
         f"Custom allreduce is forced over PCIe: world size {size}, up to 1048576 bytes."
     )
+
+
+@every_shape
+@pytest.mark.parametrize("step", ["init_custom_ar", "register_buffer"])
+def test_a_communicator_that_fails_does_not_say_that_it_is_in_use(
+    install: Callable[[str], Path], release: str, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = install(release)
+    patch(package)
+    monkeypatch.setenv("SGLANG_FORCE_CUSTOM_AR_PCIE", "1")
+    log = MagicMock(spec=logging.Logger)
+    with pytest.raises(RuntimeError, match="invented"):
+        World(package, 8, fails=step, log=log)
+    log.info.assert_not_called()
 
 
 @every_shape
