@@ -45,7 +45,7 @@ def raw_device_notices(raw: Sequence[RawLine], majors: Mapping[str, int], given:
     advice = (
         "The guest passes NVIDIA devices by lxc.* lines, which a changed major number breaks"
         + (f": {'; '.join(notices)}" if notices else "")
-        + ". Take those lines out of its configuration file, as dev[n] entries (pve_container_guest.gpus) replace them, "
-        "and have nvidia-uvm loaded before the guests start."
+        + ". Take those lines out of its configuration file, as dev[n] entries (pve_container_guest.gpus) replace "
+        "them, and have nvidia-uvm loaded before the guests start."
     )
     return [advice]
