@@ -188,14 +188,14 @@ def table(decided: Mapping[str, Any], vmid: int | None = None) -> str:
 
 def _unexplained(tolerated: Iterable[Mapping[str, Any]]) -> str:
     leaked = (
-        "the driver has not given it back (look for Xid in the node's dmesg; a reset of the GPU or a reboot of the node "
-        "frees it)"
+        "the driver has not given it back (look for Xid in the node's dmesg; a reset of the GPU, or a reboot of the "
+        "node, frees it)"
     )
     names = sorted({str(holder["name"]) for holder in tolerated if holder["gpus"]})
     if names:
         return (
-            f"only programs that may stay are on the GPUs ({', '.join(names)}): one of them uses this memory (stop it, or "
-            f"name it in gpu_clean_unprotect), or {leaked}"
+            f"only programs that may stay are on the GPUs ({', '.join(names)}): one of them uses this memory "
+            f"(stop it, or name it in gpu_clean_unprotect), or {leaked}"
         )
     return f"nobody holds the GPUs, so {leaked}"
 
