@@ -95,7 +95,13 @@ def parse(package: Path, argv: Sequence[str], profile: Profile) -> ServerArgs:
 
 
 def _graphs(backend: str, batches: list[int]) -> dict[str, Any]:
-    return {"backend": backend, "max_bs": max(batches, default=None), "bs": batches or None}
+    return {
+        "backend": backend,
+        "max_bs": max(batches, default=None),
+        "bs": batches or None,
+        "tc_compiler": "eager",
+        "full_prefill_max_req": None,
+    }
 
 
 def _resolved(values: dict[str, Any], profile: Profile, dialect: Dialect, notices: list[str]) -> dict[str, Any]:
@@ -111,6 +117,7 @@ def _resolved(values: dict[str, Any], profile: Profile, dialect: Dialect, notice
     default("mem_fraction_static", profile.memory["auto_fraction"])
     default("chunked_prefill_size", 8192)
     default("device", "cuda")
+    default("page_size", 1)
     default("random_seed", 42)
     default("attention_backend", "triton")
     default("sampling_backend", "flashinfer")

@@ -172,6 +172,11 @@ class Start:
             f"avail mem={division.after_weights:.2f} GB, mem usage={division.weights:.2f} GB."
         )
         if self.mode.draft_steps:
+            # The draft is a model of its own and joins the ranks once more.
+            self._each("SPECULATIVE_MOE_RUNNER_BACKEND is not initialized, using auto backend")
+            self._each("SPECULATIVE_MOE_A2A_BACKEND is not initialized, using none backend")
+            self._each(self.dialect.init_begin)
+            self._each(self.dialect.init_end(0.0, 0.0))
             self._each(f"Load weight begin. avail mem={division.after_weights:.2f} GB")
             self._hold(round((context + division.weights + division.draft) * 1024))
             self._each(
