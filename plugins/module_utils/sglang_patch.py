@@ -42,15 +42,17 @@ class Change:
 
 @dataclass(frozen=True)
 class Plan:
-    """What has to be done. `changes` are in the order of writing.
+    """What has to be done.
 
+    `final` is how the files are to be, in the order of writing; `changes` are those of them that differ now.
     `manifest` is what will be on disk afterwards: None when the patch will be absent. `originals` are the files to
-    keep for reverting, relative path → bytes.
+    keep for reverting. `final` and `originals` map a path relative to the package to bytes.
     """
 
     package_dir: Path
     release: str
     shape: str
+    final: dict[str, bytes]
     changes: tuple[Change, ...]
     manifest: dict[str, Any] | None
     originals: dict[str, bytes]
@@ -82,8 +84,8 @@ def plan(package_dir: Path, state: State) -> Plan:
         return _plan_without_manifest(package_dir, release, state)
     originals = _originals(package_dir, release, manifest)
     if state == "absent":
-        changes = _changes(package_dir, {path: originals[path] for path in reversed(originals)})
-        return Plan(package_dir, release, manifest["shape"], changes, None, {})
+        final = {path: originals[path] for path in reversed(originals)}
+        return Plan(package_dir, release, manifest["shape"], final, _changes(package_dir, final), None, {})
     shape = next((shape for shape in SHAPES if shape.name == manifest["shape"]), None)
     if shape is None:
         raise PatchRefused(
@@ -92,7 +94,8 @@ def plan(package_dir: Path, state: State) -> Plan:
         )
     patched = patch_files(originals, shape, release)
     wanted = _manifest(release, shape, originals, patched)
-    return Plan(package_dir, release, shape.name, _changes(package_dir, patched), wanted, originals)
+    changes = _changes(package_dir, patched)
+    return Plan(package_dir, release, shape.name, patched, changes, wanted, originals)
 
 
 def _plan_without_manifest(package_dir: Path, release: str, state: State) -> Plan:
@@ -104,13 +107,14 @@ def _plan_without_manifest(package_dir: Path, release: str, state: State) -> Pla
             f"missing, so it cannot be reverted or checked. Reinstall sglang=={release}."
         )
     if state == "absent":
-        return Plan(package_dir, release, _name_or_unknown(package_dir, release), (), None, {}, stale=True)
+        return Plan(package_dir, release, _name_or_unknown(package_dir, release), {}, (), None, {}, stale=True)
     shape = detect(package_dir, release)
     originals = {path: sources[path] for path in shape.files}
     _refuse_edited(package_dir, release, originals)
     patched = patch_files(originals, shape, release)
     wanted = _manifest(release, shape, originals, patched)
-    return Plan(package_dir, release, shape.name, _changes(package_dir, patched), wanted, originals, stale=True)
+    changes = _changes(package_dir, patched)
+    return Plan(package_dir, release, shape.name, patched, changes, wanted, originals, stale=True)
 
 
 def _refuse_edited(package_dir: Path, release: str, originals: dict[str, bytes]) -> None:
@@ -306,8 +310,8 @@ def execute(todo: Plan) -> None:
         for path, source in todo.originals.items():
             _write(store / "originals" / path, source)
         _write(store / "manifest.json", _manifest_bytes(todo.manifest))
-    for change in todo.changes:
-        _write(todo.package_dir / change.path, change.after)
+    for path, source in todo.final.items():
+        _write(todo.package_dir / path, source)
     if todo.manifest is None and store.exists():
         (store / "manifest.json").unlink(missing_ok=True)
         shutil.rmtree(store)

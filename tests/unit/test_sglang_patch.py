@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import json
@@ -382,8 +383,24 @@ class PowerCut(Exception):
     pass
 
 
+def interrupt(monkeypatch: pytest.MonkeyPatch, todo: sglang_patch.Plan, writes: int) -> None:
+    """Execute a plan and cut the power after this many files that really changed."""
+    real, done = sglang_patch._write, []
+
+    def write(path: Path, content: bytes) -> None:
+        if not path.is_file() or path.read_bytes() != content:
+            if len(done) == writes:
+                raise PowerCut
+            done.append(path)
+        real(path, content)
+
+    with monkeypatch.context() as context, contextlib.suppress(PowerCut):
+        context.setattr(sglang_patch, "_write", write)
+        execute(todo)
+
+
 @pytest.mark.parametrize("state", ["present", "absent"])
-@pytest.mark.parametrize("writes", range(7))
+@pytest.mark.parametrize("writes", range(6))
 def test_an_interrupted_run_leaves_the_gate_shut_and_the_next_one_finishes(
     install: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, state: Any, writes: int
 ) -> None:
@@ -391,18 +408,7 @@ def test_an_interrupted_run_leaves_the_gate_shut_and_the_next_one_finishes(
     pristine = snapshot(package)
     if state == "absent":
         patch(package)
-    real, done = sglang_patch._write, []
-
-    def write(path: Path, content: bytes) -> None:
-        if len(done) == writes:
-            raise PowerCut
-        done.append(path)
-        real(path, content)
-
-    monkeypatch.setattr(sglang_patch, "_write", write)
-    with contextlib.suppress(PowerCut):
-        execute(plan(package, state))
-    monkeypatch.setattr(sglang_patch, "_write", real)
+    interrupt(monkeypatch, plan(package, state), writes)
     monkeypatch.setenv("SGLANG_FORCE_CUSTOM_AR_PCIE", "1")
     world = World(package, 8)
     assert world.communicator.disabled or world.launched_as_nvlink, "open gate without a launched kernel: garbage"
@@ -434,32 +440,48 @@ def test_another_release_over_a_patched_one_is_patched_as_itself(install: Callab
     assert snapshot(package) == before
 
 
-def test_a_newer_form_of_the_patch_replaces_an_older_one(
-    install: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def newer_form(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """newer_form() → from now on the patch is of version 2 and says something else in one of its files."""
+
+    def switch() -> None:
+        monkeypatch.setattr(sglang_patch, "PATCH_VERSION", 2)
+        monkeypatch.setattr(
+            sglang_patch,
+            "SHAPES",
+            tuple(
+                dataclasses.replace(
+                    shape,
+                    edits=tuple(
+                        dataclasses.replace(edit, replacement=edit.replacement.replace("forced over", "pushed over"))
+                        for edit in shape.edits
+                    ),
+                )
+                for shape in sglang_patch.SHAPES
+            ),
+        )
+
+    return switch
+
+
+@pytest.mark.parametrize("writes", range(9))
+def test_a_newer_form_of_the_patch_replaces_an_older_one_even_when_interrupted(
+    install: Callable[[str], Path], newer_form: Callable[[], None], monkeypatch: pytest.MonkeyPatch, writes: int
 ) -> None:
     package = install("0.5.23")
     pristine = snapshot(package)
     patch(package)
-    monkeypatch.setattr(sglang_patch, "PATCH_VERSION", 2)
-    newer = tuple(
-        sglang_patch.Shape(
-            s.name,
-            s.releases,
-            tuple(
-                sglang_patch.Edit(
-                    e.name, e.file, e.scope, e.pattern, e.replacement.replace("forced over", "pushed over")
-                )
-                for e in s.edits
-            ),
-            s.markers,
-        )
-        for s in sglang_patch.SHAPES
-    )
-    monkeypatch.setattr(sglang_patch, "SHAPES", newer)
+    newer_form()
     assert plan(package, "present").changed
+    interrupt(monkeypatch, plan(package, "present"), writes)
+    monkeypatch.setenv("SGLANG_FORCE_CUSTOM_AR_PCIE", "1")
+    world = World(package, 8)
+    assert world.communicator.disabled or world.launched_as_nvlink
     patch(package)
+    assert not plan(package, "present").changed
     assert "pushed over PCIe" in (package / CAR).read_text()
-    assert describe(package)["patch_version"] == 2
+    assert World(package, 8).takes(42 * KIB)
+    assert (describe(package)["state"], describe(package)["patch_version"]) == ("present", 2)
     execute(plan(package, "absent"))
     assert snapshot(package) == pristine
 
