@@ -220,6 +220,8 @@ def main() -> None:
         supports_check_mode=True,
     )
     module.run_command_environ_update = {"LC_ALL": "C"}
+    if os.geteuid() != 0 and not module.check_mode:
+        module.fail_json(msg="A lab's container is root's business: run this as root.")
     container = Container(module)
     if module.params["state"] == "absent":
         container.remove()
@@ -229,6 +231,12 @@ def main() -> None:
         if module.params["state"] == "started":
             container.start()
     origin = container.origin.read_text().strip() if container.origin.exists() else ""
+    image = Path(module.params["image"] or origin).name
+    if module.params["state"] == "started" and origin not in ("", image):
+        module.warn(
+            f"{container.name} was made from {origin} and today's image is {image}. It is kept as it is; "
+            "take the lab down and up again for the new one."
+        )
     module.exit_json(
         changed=bool(container.changes),
         changes=container.changes,
