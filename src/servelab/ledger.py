@@ -90,7 +90,7 @@ def render(measured: Sequence[dict[str, Any]], reported: Sequence[dict[str, Any]
         parts.append("\n".join(rows))
     parts += [
         "## Reported, not measured here",
-        "Others' results. Their conditions differ from each other and are only partly known: no two of these rows may be "
+        "Others' results. Their conditions differ and are only partly known: no two of these rows may be "
         "compared, and none with a row above. They are here so that nobody tries a dead end twice unawares.",
     ]
     rows = ["| mode | outcome | conditions | reason | to do |", "|---|---|---|---|---|"]

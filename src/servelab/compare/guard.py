@@ -47,7 +47,7 @@ def findings(base: str, other: str, pairs: Sequence[Pair]) -> list[Finding]:
 def unknown(pairs: Sequence[Pair]) -> list[str]:
     """Names of what no run recorded, so that nothing can be said about it."""
     runs = [run for both in pairs for run in both]
-    return [what for what, read in [*_MACHINE, *_STATE] if all(read(run) is None for run in runs)]
+    return [what for what, read in [*MACHINE, *_STATE] if all(read(run) is None for run in runs)]
 
 
 Named = tuple[tuple[str, list[Bundle]], tuple[str, list[Bundle]]]
@@ -277,7 +277,7 @@ def _flags(arms: Named, pairs: Sequence[Pair]) -> list[Finding]:
 # --- the machine: (what, how it is read); each None where it was not recorded
 
 
-def _gpus(key: str) -> Callable[[Bundle], Any]:
+def gpus(key: str) -> Callable[[Bundle], Any]:
     def read(run: Bundle) -> Any:
         cards = run.provenance.get("gpus") or []
         values = [card.get(key) for card in cards]
@@ -299,25 +299,25 @@ def _throttled(run: Bundle) -> Any:
     )
 
 
-def _patched(run: Bundle) -> Any:
+def patched(run: Bundle) -> Any:
     shape, change = (_dig(run.provenance, "patch", key) for key in ("shape", "would_change"))
     if shape is None:
         return None
     return f"{shape}, {'not applied' if change else 'applied'}"
 
 
-_MACHINE: list[tuple[str, Callable[[Bundle], Any]]] = [
+MACHINE: list[tuple[str, Callable[[Bundle], Any]]] = [
     ("the client", summary("client", "version")),
     ("the client's build", provenance("client", "wheel_sha256")),
     ("the SGLang release", summary("server", "sglang_version")),
     ("the model", summary("server", "model")),
-    ("the driver", _gpus("driver_version")),
+    ("the driver", gpus("driver_version")),
     ("the kernel", provenance("guest", "kernel")),
     ("the node's boot", provenance("node", "boot_id")),
-    ("the set of GPUs", _gpus("uuid")),
-    ("the GPUs' power limits", _gpus("power_limit_w")),
-    ("the GPUs' highest clocks", _gpus("clock_max_sm_mhz")),
-    ("the PCIe link's width", _gpus("pcie_link_width")),
+    ("the set of GPUs", gpus("uuid")),
+    ("the GPUs' power limits", gpus("power_limit_w")),
+    ("the GPUs' highest clocks", gpus("clock_max_sm_mhz")),
+    ("the PCIe link's width", gpus("pcie_link_width")),
 ]
 _STATE: list[tuple[str, Callable[[Bundle], Any]]] = [("throttling", _throttled)]
 
@@ -325,14 +325,14 @@ _STATE: list[tuple[str, Callable[[Bundle], Any]]] = [("throttling", _throttled)]
 def _machine(arms: Named, pairs: Sequence[Pair]) -> list[Finding]:
     found = _differ("the simulator", arms, lambda run: run.simulated)
     runs = [run for _, both in arms for run in both]
-    for what, read in _MACHINE:
+    for what, read in MACHINE:
         found += _differ(what, arms, read)
     changed = _packages(arms)
     if changed:
         found.append(Finding(changed))
     allowed = [pattern for run in runs for pattern in treatment(run)]
     if not _belongs("patches", allowed):
-        found += _differ("the state of the all-reduce patch", arms, _patched)
+        found += _differ("the state of the all-reduce patch", arms, patched)
     for name, both in arms:
         reasons = sorted({reason for run in both for reason in _throttled(run) or [] if reason.lower() not in _IDLE})
         if reasons:

@@ -44,17 +44,21 @@ def _no_difference(comparison: Comparison, span: str) -> str:
     return f"No difference beyond {MARGIN:.0%} was shown {span}."
 
 
-def where(crossing: Crossing, name: str = "C", digits: int = 0) -> str:
-    """A crossing as text: with its interval if there is one, and the measured levels around it."""
-    low, high = crossing.bracket
-    between = f"(between the measured levels {low:.{digits}f} and {high:.{digits}f})"
+def where(crossing: Crossing) -> str:
+    """A crossover as text: with its interval if there is one, else with the measured levels around it."""
     if not crossing.bounded:
-        return f"{name} ≈ {crossing.estimate:.{digits}f} {between}"
-    ends = "[{}, {}]".format(
-        "below the lowest level" if crossing.low is None else f"{crossing.low:.{max(1, digits)}f}",
-        "above the highest level" if crossing.high is None else f"{crossing.high:.{max(1, digits)}f}",
-    )
-    return f"{name} = {crossing.estimate:.{max(1, digits)}f} {ends}"
+        low, high = crossing.bracket
+        return f"C ≈ {crossing.estimate:.0f} (between the measured levels {low:.0f} and {high:.0f})"
+    return f"C = {crossing.estimate:.1f} {ends(crossing)}"
+
+
+def ends(crossing: Crossing) -> str:
+    """The interval of a crossover; empty without repetitions."""
+    if not crossing.bounded:
+        return ""
+    low = "below all that was measured" if crossing.low is None else f"{crossing.low:.1f}"
+    high = "above all that was measured" if crossing.high is None else f"{crossing.high:.1f}"
+    return f"[{low}, {high}]"
 
 
 def qualifications(comparison: Comparison) -> list[str]:
@@ -119,17 +123,21 @@ def _reach(comparison: Comparison) -> list[str]:
             f"Between {comparison.crossing.bracket[0]:g} and {comparison.crossing.bracket[1]:g} a straight line is "
             f"assumed, which may be {comparison.crossing.interpolation:.0%} off: measure C={levels} too."
         )
-    if comparison.per_user:
-        at = where(comparison.per_user, "tok/s per user", 1)
-        notes.append(f"At equal speed per user, both serve the same total at {at}.")
+    if at := comparison.per_user:
+        speed = f"{at.estimate:.1f} {ends(at)}".strip()
+        notes.append(f"At equal speed per user, both serve the same total where a user gets {speed} tok/s.")
     return notes
 
 
 def why(comparison: Comparison) -> list[str]:
-    """What a verify costs and yields, per level, where the other mode speculates."""
+    """What a verify costs and yields where the other mode speculates: at the ends, and where the answer changes."""
+    known = [row for row in comparison.rows if row.accept_length and row.base_step_ms and row.other_step_ms]
+    ends = {row.concurrency for row in known[:1] + known[-1:]}
+    if comparison.crossing:
+        ends |= {round(level) for level in comparison.crossing.bracket}
     notes = []
-    for row in comparison.rows:
-        if not (row.accept_length and row.base_step_ms and row.other_step_ms):
+    for row in known:
+        if row.concurrency not in ends or not (row.accept_length and row.base_step_ms and row.other_step_ms):
             continue
         limit = row.accept_length * row.base_step_ms
         needed = row.other_step_ms / row.base_step_ms
