@@ -138,11 +138,12 @@ def wanted(line: str) -> bool:
     return not any(fnmatch(line.partition(":")[0], entry["where"]) for entry in DIFFERENCES["http"])
 
 
-@pytest.mark.parametrize("row", ROWS, ids=[f"{row['arm']}-{row['name']}" for row in ROWS])
+ANSWERS = [row for row in ROWS if not row["name"].startswith("metrics")]
+
+
+@pytest.mark.parametrize("row", ANSWERS, ids=[f"{row['arm']}-{row['name']}" for row in ANSWERS])
 def test_every_answer_has_the_real_ones_shape(servers: dict[str, Sim], row: dict[str, Any]) -> None:
     sim, name = servers[row["arm"]], f"{row['arm']}/{row['name']}"
-    if row["name"].startswith("metrics"):
-        pytest.skip("compared series by series below")
     real = described(row["answer"].encode(), name)
     if row["name"].startswith("flush_busy") and "timeout" not in row["name"]:
         with socket.create_connection(("127.0.0.1", sim.port)) as busy:
