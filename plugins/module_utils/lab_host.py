@@ -18,6 +18,7 @@ __all__ = [
     "pip_settings",
     "proxies",
     "read_all",
+    "with_sbin",
 ]
 
 # What is run here, and the Debian package that brings it.
@@ -45,6 +46,12 @@ def apt_packages_missing(which: Callable[[str], str | None], exists: Callable[[s
     if not exists(KEYRING[0]):
         missing.add(KEYRING[1])
     return sorted(missing)
+
+
+def with_sbin(path: str) -> str:
+    """A PATH that finds system programs too: after a plain `su` root has an ordinary user's."""
+    words = [word for word in path.split(":") if word]
+    return ":".join(words + [sbin for sbin in ("/usr/local/sbin", "/usr/sbin", "/sbin") if sbin not in words])
 
 
 def overlapping_route(subnet: str, routes: Iterable[Mapping[str, Any]], own_bridge: str) -> str | None:

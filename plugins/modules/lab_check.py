@@ -70,7 +70,11 @@ import shutil
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.servelab.sglang.plugins.module_utils.lab_host import apt_packages_missing, overlapping_route
+from ansible_collections.servelab.sglang.plugins.module_utils.lab_host import (
+    apt_packages_missing,
+    overlapping_route,
+    with_sbin,
+)
 
 
 def free_gib(path: Path) -> float:
@@ -91,6 +95,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
+    os.environ["PATH"] = with_sbin(os.environ.get("PATH", ""))
     wanted = module.params
     problems = []
     if os.geteuid() != 0:

@@ -86,6 +86,7 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.servelab.sglang.plugins.module_utils.lab_container import belongs_to, mounts_under
+from ansible_collections.servelab.sglang.plugins.module_utils.lab_host import with_sbin
 
 
 def processes_of(name: str) -> list[int]:
@@ -219,6 +220,7 @@ def main() -> None:
         required_if=[("state", state, ["image", "config"]) for state in ("created", "started")],
         supports_check_mode=True,
     )
+    os.environ["PATH"] = with_sbin(os.environ.get("PATH", ""))
     module.run_command_environ_update = {"LC_ALL": "C"}
     if os.geteuid() != 0 and not module.check_mode:
         module.fail_json(msg="A lab's container is root's business: run this as root.")

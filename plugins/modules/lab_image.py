@@ -115,6 +115,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.servelab.sglang.plugins.module_utils.lab_host import with_sbin
 from ansible_collections.servelab.sglang.plugins.module_utils.lab_image import Recipe, recipe
 
 
@@ -200,6 +201,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
+    os.environ["PATH"] = with_sbin(os.environ.get("PATH", ""))
     cache = Path(module.params["cache"])
     recipes = [recipe(stated) for stated in module.params["images"]]
     missing = [wanted for wanted in recipes if not (cache / wanted.file_name).exists()]

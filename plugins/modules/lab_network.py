@@ -62,10 +62,12 @@ import contextlib
 import fcntl
 import ipaddress
 import json
+import os
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.servelab.sglang.plugins.module_utils.lab_firewall import lab_rules, marked_rules
+from ansible_collections.servelab.sglang.plugins.module_utils.lab_host import with_sbin
 
 FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
 RUN = Path("/run/servelab-lab")
@@ -164,6 +166,7 @@ def main() -> None:
         required_if=[("state", "present", ["address"])],
         supports_check_mode=True,
     )
+    os.environ["PATH"] = with_sbin(os.environ.get("PATH", ""))
     module.run_command_environ_update = {"LC_ALL": "C"}
     network = Network(module)
     with contextlib.ExitStack() as stack:

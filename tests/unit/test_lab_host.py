@@ -12,6 +12,7 @@ from servelab.shared.lab_host import (
     overlapping_route,
     pip_settings,
     proxies,
+    with_sbin,
 )
 
 
@@ -19,6 +20,10 @@ def test_missing_programs_are_named_by_their_packages_once() -> None:
     here = {"ip", "tar", "ssh", "ssh-keygen", "zstd", "mmdebstrap"}
     missing = apt_packages_missing(lambda name: f"/usr/bin/{name}" if name in here else None, lambda path: False)
     assert missing == ["debian-archive-keyring", "iptables", "lxc"]
+
+
+def test_system_programs_are_found_after_a_plain_su() -> None:
+    assert with_sbin("/usr/bin:/bin:/usr/sbin") == "/usr/bin:/bin:/usr/sbin:/usr/local/sbin:/sbin"
 
 
 def test_nothing_is_missing_where_all_is_there() -> None:
