@@ -17,6 +17,7 @@ COMMANDS = {
     "compare": ("servelab.compare", "compare the runs of two modes"),
     "verify-bundle": ("servelab.verify", "recompute a run's figures from its raw rows"),
     "ledger": ("servelab.ledger", "write LEDGER.md: everything ever tried, with outcome and reason"),
+    "campaign": ("servelab.campaign.command", "measure several modes, interleaved and repeated"),
     "report": ("servelab.report", "write the report of a campaign"),
 }
 

@@ -1,0 +1,177 @@
+"""Make the runs of a campaign, one after the other, until all are done, time is up or somebody asks to stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from servelab import bundle
+from servelab.bundle import BundleError
+from servelab.campaign import plan
+from servelab.campaign.spec import Spec
+from servelab.campaign.state import State
+
+# A mode that failed this often in a row will fail again; its other runs would only cost the others their time.
+GIVE_UP = 2
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``status``: ok, invalid, failed, or cancelled (then it is made again). ``run_id`` None: there is no bundle."""
+
+    status: str
+    run_id: str | None
+    reason: str | None
+
+
+class Runner(Protocol):
+    """Makes one run and tells its progress in sentences."""
+
+    def __call__(
+        self, mode: str, levels: list[int], seed: int, say: Callable[[str], None], cancelled: Callable[[], bool]
+    ) -> Outcome: ...
+
+
+class Stop:
+    """Asked once: after this run. Asked twice: now."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def ask(self, *_: Any) -> None:
+        self.asked += 1
+
+    def now(self) -> bool:
+        return self.asked > 1
+
+
+def drive(
+    spec: Spec,
+    results: Path,
+    runner: Runner,
+    say: Callable[[str], None],
+    *,
+    budget: float | None = None,
+    retry: bool = False,
+    stop: Stop | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> State:
+    """Make what is not made yet; returns the state, which is on disk after every run.
+
+    Raises CampaignError when the directory holds another campaign's runs or the budget is too small.
+    """
+    stop = stop or Stop()
+    directory = results / spec.name
+    state = State(directory, spec, plan.order(spec))
+    if retry:
+        state.again()
+    begun = clock()
+    allowed = _allowed(spec, state, budget, say)
+    state.save()
+    made = 0
+    for entry in state.waiting():
+        if stop.asked:
+            say(f"stopped; {len(state.waiting())} runs are left: the same command goes on with them")
+            break
+        if (entry["arm"], entry["repetition"]) not in allowed:
+            continue
+        if budget is not None and made and clock() - begun + _each(spec, state) > budget:
+            say(f"the budget is used up; {len(state.waiting())} runs are left")
+            break
+        if _gave_up(state, entry["mode"]):
+            entry.update(status="skipped", reason=f"{entry['mode']} failed {GIVE_UP} times in a row")
+            state.save()
+            continue
+        if made and spec.pause_seconds:
+            pause(spec.pause_seconds)
+        _make(state, entry, runner, say, stop, clock)
+        made += 1
+        _refine(state, directory, say)
+        state.save()
+    return state
+
+
+def _allowed(spec: Spec, state: State, budget: float | None, say: Callable[[str], None]) -> set[tuple[str, int]]:
+    waiting = [plan.Planned(e["arm"], e["mode"], e["repetition"], e["seed"]) for e in state.waiting()]
+    each = _each(spec, state)
+    left: list[plan.Planned] = []
+    if budget is not None:
+        waiting, left = plan.fitting(spec, waiting, budget, each)
+    say(f"{len(waiting)} runs, about {plan.duration(each)} each, {plan.duration(len(waiting) * each)} together")
+    if left:
+        numbers = sorted({run.repetition + 1 for run in left})
+        say(f"left out for the budget: repetition{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}")
+    return {(run.arm, run.repetition) for run in waiting}
+
+
+def _each(spec: Spec, state: State) -> float:
+    return plan.run_seconds(
+        spec, [e["seconds"] for e in state.entries if e["seconds"] and e["status"] in ("ok", "invalid")]
+    )
+
+
+def _make(
+    state: State,
+    entry: dict[str, Any],
+    runner: Runner,
+    say: Callable[[str], None],
+    stop: Stop,
+    clock: Callable[[], float],
+) -> None:
+    done = sum(1 for e in state.entries if e["status"] not in ("waiting", "running"))
+    failed = sum(1 for e in state.entries if e["status"] == "failed")
+    where = f"[{done + 1}/{len(state.entries)}] {entry['arm']}, repetition {entry['repetition'] + 1}"
+    eta = plan.duration(_each(state.spec, state) * len(state.waiting()))
+    say(f"{where}: starts; about {eta} to go, {failed} failed so far")
+    levels = sorted({*state.spec.levels, *state.added_levels})
+    entry.update(status="running", levels=levels)
+    state.save()
+    begun = clock()
+    outcome = runner(entry["mode"], levels, entry["seed"], lambda text: say(f"{where}: {text}"), stop.now)
+    if outcome.status == "cancelled":
+        entry.update(status="waiting", levels=None)
+        say(f"{where}: cancelled; it will be made again")
+        return
+    entry.update(status=outcome.status, run_id=outcome.run_id, reason=outcome.reason, seconds=round(clock() - begun, 1))
+    say(f"{where}: {outcome.status}{': ' + outcome.reason if outcome.reason else ''}")
+
+
+def _gave_up(state: State, mode: str) -> bool:
+    last = [e["status"] for e in state.entries if e["mode"] == mode and e["status"] in ("ok", "invalid", "failed")]
+    return last[-GIVE_UP:] == ["failed"] * GIVE_UP
+
+
+def _refine(state: State, directory: Path, say: Callable[[str], None]) -> None:
+    """Once the first repetition is complete: two more levels inside each bracket, for all repetitions that follow.
+
+    A look at the ratios that only chooses where to measure biases nothing.
+    """
+    first = [e for e in state.entries if e["repetition"] == 0]
+    if not state.spec.refine or state.added_levels or any(e["status"] in ("waiting", "running") for e in first):
+        return
+    # Imported here: planning and resuming need no numpy.
+    from servelab.compare import answer
+    from servelab.compare.pairs import Arms
+    from servelab.stats.crossover import refinement
+
+    runs = {}
+    for entry in first:
+        if entry["status"] in ("ok", "invalid") and entry["run_id"]:
+            try:
+                runs[entry["arm"]] = bundle.read(directory / entry["run_id"])
+            except BundleError as error:
+                say(f"cannot refine: {error}")
+    base = state.spec.arms[0][0]
+    added: set[int] = set()
+    for arm, run in runs.items():
+        if arm != base and base in runs:
+            crossing = answer.compare(Arms(base, arm, [(runs[base], run)])).crossing
+            if crossing:
+                added |= set(refinement(crossing, state.spec.levels))
+    if added:
+        state.added_levels = sorted(added)
+        say(f"from the next repetition on, C={', '.join(map(str, sorted(added)))} too: the crossover is near")

@@ -1,0 +1,91 @@
+"""One run of a campaign: bench.yml, through ansible-runner."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from servelab import bundle
+from servelab.bundle import BundleError
+from servelab.campaign.drive import Outcome
+from servelab.campaign.spec import CampaignError, Spec
+
+# The one task whose lines are news while it runs.
+WATCHING = ("Watch the levels", "Wait until")
+
+
+class BenchRunner:
+    """Runs bench.yml of the collection at *root* for a campaign whose bundles go to *results*."""
+
+    def __init__(self, root: Path, results: Path, spec: Spec, variables: Mapping[str, Any]) -> None:
+        self.root = root
+        self.results = results.resolve()
+        self.spec = spec
+        self.variables = dict(variables)
+        if not (root / "bench.yml").is_file():
+            raise CampaignError(f"{root} holds no bench.yml: run the campaign from the collection's directory.")
+
+    def __call__(
+        self, mode: str, levels: list[int], seed: int, say: Callable[[str], None], cancelled: Callable[[], bool]
+    ) -> Outcome:
+        import ansible_runner
+
+        failure: list[str] = []
+
+        def listen(event: dict[str, Any]) -> bool:
+            data = event.get("event_data") or {}
+            if event.get("event") == "runner_on_failed" and not data.get("ignore_errors"):
+                failure.append(_reason(data))
+            elif event.get("event") == "verbose":
+                # What the watch plugin says between a task's start and its end.
+                for line in str(event.get("stdout") or "").splitlines():
+                    if line.startswith("  "):
+                        say(line.strip())
+            return False  # nothing is kept: the bundle is the record
+
+        before = self._bundles()
+        with tempfile.TemporaryDirectory(prefix="servelab-campaign-") as scratch:
+            done = ansible_runner.run(
+                private_data_dir=scratch,
+                project_dir=str(self.root),
+                playbook="bench.yml",
+                extravars={
+                    **self.spec.variables,
+                    **self.variables,
+                    "mode": mode,
+                    "campaign": self.spec.name,
+                    "levels": ",".join(map(str, levels)),
+                    "bench_seed": seed,
+                    "bench_results_dir": str(self.results),
+                    # A level that is not valid is recorded; the others of the run still count.
+                    "bench_invalid_ok": True,
+                },
+                envvars={"ANSIBLE_CONFIG": str(self.root / "ansible.cfg"), "PWD": str(self.root)},
+                event_handler=listen,
+                cancel_callback=cancelled,
+                quiet=True,
+            )
+        new = sorted(self._bundles() - before)
+        if not new:
+            if done.status == "canceled":
+                return Outcome("cancelled", None, None)
+            return Outcome("failed", None, failure[-1] if failure else f"bench.yml ended as {done.status}")
+        try:
+            run = bundle.read(self.results / self.spec.name / new[-1]).run
+        except BundleError as error:
+            return Outcome("failed", new[-1], str(error))
+        reason = run.get("reason")
+        return Outcome(str(run["status"]), new[-1], str(reason).splitlines()[0] if reason else None)
+
+    def _bundles(self) -> set[str]:
+        directory = self.results / self.spec.name
+        if not directory.is_dir():
+            return set()
+        return {path.name for path in directory.iterdir() if bundle.RUN_ID.fullmatch(path.name)}
+
+
+def _reason(data: Mapping[str, Any]) -> str:
+    message = str((data.get("res") or {}).get("msg") or "no message").splitlines()[0]
+    return f"{data.get('task', 'a task')}: {message}"

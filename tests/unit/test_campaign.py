@@ -1,0 +1,232 @@
+"""Campaigns with a runner that makes no server: order, resumption, failures, budget, refinement."""
+
+import json
+import math
+
+import pytest
+
+from servelab.campaign import plan, spec
+from servelab.campaign.drive import Outcome, Stop, drive
+from servelab.campaign.spec import CampaignError
+from servelab.campaign.state import State, lease
+from servelab.cli import main
+from servelab.compare import pairs
+
+WANTED = {"description": "x", "modes": ["baseline", "eagle3"], "levels": [1, 10, 100], "repetitions": 3, "seed": 7}
+
+
+def wanted(**changes):
+    return spec.check("demo", {**WANTED, **changes})
+
+
+class Fake:
+    """A runner that writes bundles: eagle3 / baseline falls from 1.5 at C=1 to 0.75 at C=100, linear in ln C."""
+
+    def __init__(self, results, fail=(), stop=None, ask_after=None, seconds=100.0):
+        self.results, self.fail, self.stop, self.ask_after, self.seconds = results, fail, stop, ask_after, seconds
+        self.made = []
+        self.now = 0.0
+
+    def clock(self):
+        return self.now
+
+    def __call__(self, mode, levels, seed, say, cancelled):
+        self.made.append((mode, seed, tuple(levels)))
+        self.now += self.seconds
+        say(f"level {levels[0]}: 50 tok/s")
+        if self.stop and len(self.made) == self.ask_after:
+            self.stop.ask()
+            if cancelled():
+                return Outcome("cancelled", None, None)
+        if mode in self.fail:
+            return Outcome("failed", None, "out of memory")
+        run_id = f"20261129T10{len(self.made):02d}{seed:02d}Z-{mode}"
+        path = self.results / "demo" / run_id
+        path.mkdir(parents=True)
+        ratio = [1.5 * math.exp(-math.log(2) * math.log(c) / math.log(100)) if mode == "eagle3" else 1 for c in levels]
+        rows = [
+            {"concurrency": c, "valid": True, "invalid_reasons": [], "output_tok_s": 50 * c * r}
+            for c, r in zip(levels, ratio, strict=True)
+        ]
+        (path / "run.json").write_text(
+            json.dumps({"schema": "servelab.run/1", "run_id": run_id, "mode": mode, "status": "ok"})
+        )
+        (path / "summary.json").write_text(json.dumps({"levels": rows, "workload": {"seed": seed}}))
+        return Outcome("ok", run_id, None)
+
+
+def go(tmp_path, fake, said=None, **options):
+    said = [] if said is None else said
+    return drive(
+        options.pop("wanted", wanted()), tmp_path, fake, said.append, clock=fake.clock, pause=lambda _: None, **options
+    )
+
+
+def test_order_is_balanced_and_each_repetition_has_its_prompts():
+    runs = plan.order(wanted(repetitions=4))
+    assert [(r.arm, r.repetition, r.seed) for r in runs] == [
+        ("baseline", 0, 7),
+        ("eagle3", 0, 7),
+        ("eagle3", 1, 8),
+        ("baseline", 1, 8),
+        ("eagle3", 2, 9),
+        ("baseline", 2, 9),
+        ("baseline", 3, 10),
+        ("eagle3", 3, 10),
+    ]
+
+
+def test_three_modes_take_turns_in_every_place():
+    runs = plan.order(wanted(modes=["a", "b", "c"], repetitions=6))
+    places = {mode: sorted(i % 3 for i, run in enumerate(runs) if run.mode == mode) for mode in "abc"}
+    assert places == {mode: [0, 0, 1, 1, 2, 2] for mode in "abc"}
+
+
+def test_one_mode_twice_is_two_arms():
+    assert wanted(modes=["baseline", "baseline"]).arms == [("baseline", "baseline"), ("baseline_2", "baseline")]
+
+
+def test_all_errors_at_once():
+    with pytest.raises(CampaignError) as caught:
+        spec.check("demo", {"modes": ["baseline"], "levels": [1, 1], "repetitons": 3, "variables": {"bench_seed": 1}})
+    said = str(caught.value)
+    assert "Unknown key 'repetitons'" in said
+    assert "description is missing: give a text." in said
+    assert "modes is ['baseline'], but must be a list of at least two modes." in said
+    assert "levels is [1, 1], but must be a list of different whole numbers above 0." in said
+    assert "variables is {'bench_seed': 1}, but must be a mapping of bench_* variables." in said
+
+
+def test_a_campaign_is_made_in_order_and_compared_by_its_plan(tmp_path):
+    fake = Fake(tmp_path)
+    said = []
+    state = go(tmp_path, fake, said)
+    assert [(mode, seed) for mode, seed, _ in fake.made] == [(r.mode, r.seed) for r in plan.order(wanted())]
+    assert {entry["status"] for entry in state.entries} == {"ok"}
+    (found,) = pairs.of_campaign(tmp_path / "demo")
+    assert [(a.summary["workload"]["seed"], b.summary["workload"]["seed"]) for a, b in found.pairs] == [
+        (7, 7),
+        (8, 8),
+        (9, 9),
+    ]
+    assert "[2/6] eagle3, repetition 1: level 1: 50 tok/s" in said
+
+
+def test_levels_are_added_around_the_crossover_after_the_first_repetition(tmp_path):
+    fake = Fake(tmp_path)
+    go(tmp_path, fake)
+    # ln 1.5 − ln 2 · ln C / ln 100 = 0 at C = 100^(ln 1.5 / ln 2) = 14.79, in the bracket 10 … 100:
+    # its middle √1000 = 31.6, then the middle of 10 … 31.6, which is 17.8.
+    assert [levels for _, _, levels in fake.made] == [(1, 10, 100)] * 2 + [(1, 10, 18, 32, 100)] * 4
+
+
+def test_no_levels_are_added_where_that_is_not_wanted(tmp_path):
+    fake = Fake(tmp_path)
+    go(tmp_path, fake, wanted=wanted(refine=False))
+    assert {levels for _, _, levels in fake.made} == {(1, 10, 100)}
+
+
+def test_an_interrupted_campaign_goes_on_where_it_was(tmp_path):
+    stop = Stop()
+    first = Fake(tmp_path, stop=stop, ask_after=3)
+    state = go(tmp_path, first, stop=stop)
+    assert len(first.made) == 3
+    assert len(state.waiting()) == 3
+    second = Fake(tmp_path)
+    second.made = list(first.made)  # run ids go on
+    go(tmp_path, second)
+    assert [(mode, seed) for mode, seed, _ in second.made] == [(r.mode, r.seed) for r in plan.order(wanted())]
+    assert second.made[-1][2] == (1, 10, 18, 32, 100)  # the added levels are remembered
+
+
+def test_a_second_request_to_stop_cancels_and_the_run_is_made_again(tmp_path):
+    stop = Stop()
+    stop.ask()
+    stop.asked = 0
+    fake = Fake(tmp_path, stop=stop, ask_after=2)
+    fake.stop = type("Twice", (), {"ask": lambda self: (stop.ask(), stop.ask())})()
+    state = go(tmp_path, fake, stop=stop)
+    assert [entry["status"] for entry in state.entries][:3] == ["ok", "waiting", "waiting"]
+
+
+def test_a_run_that_was_killed_is_made_again(tmp_path):
+    go(tmp_path, Fake(tmp_path))
+    file = tmp_path / "demo" / pairs.PLAN
+    content = json.loads(file.read_text())
+    content["runs"][3].update(status="running", run_id=None)
+    file.write_text(json.dumps(content))
+    fake = Fake(tmp_path)
+    fake.made = [None] * 20
+    go(tmp_path, fake)
+    assert [made[:2] for made in fake.made[20:]] == [("baseline", 8)]
+
+
+def test_a_failing_mode_is_recorded_given_up_and_the_others_go_on(tmp_path):
+    fake = Fake(tmp_path, fail={"eagle3"})
+    state = go(tmp_path, fake, wanted=wanted(modes=["baseline", "eagle3", "ngram"], repetitions=4))
+    by_mode = {}
+    for entry in state.entries:
+        by_mode.setdefault(entry["mode"], []).append(entry["status"])
+    assert by_mode["baseline"] == by_mode["ngram"] == ["ok"] * 4
+    assert sorted(by_mode["eagle3"]) == ["failed", "failed", "skipped", "skipped"]
+    again = Fake(tmp_path)
+    again.made = [None] * 20
+    go(tmp_path, again, wanted=wanted(modes=["baseline", "eagle3", "ngram"], repetitions=4), retry=True)
+    assert [mode for mode, *_ in again.made[20:]] == ["eagle3"] * 4
+
+
+def test_a_changed_campaign_is_refused_and_more_repetitions_are_not(tmp_path):
+    go(tmp_path, Fake(tmp_path))
+    with pytest.raises(CampaignError, match="was begun with other levels"):
+        State(tmp_path / "demo", wanted(levels=[1]), [])
+    more = wanted(repetitions=5)
+    assert len(State(tmp_path / "demo", more, plan.order(more)).waiting()) == 4
+
+
+def test_budget_takes_whole_repetitions_and_says_what_is_left_out(tmp_path):
+    # A guess of 600 + 3 · 60 = 780 s a run, 1560 s a repetition: 3600 s hold two.
+    said = []
+    fake = Fake(tmp_path)
+    go(tmp_path, fake, said, budget=3600)
+    assert len(fake.made) == 4
+    assert "4 runs, about 13 min each, 52 min together" in said
+    assert "left out for the budget: repetition 3" in said
+
+
+def test_a_budget_that_reality_overruns_ends_the_campaign(tmp_path):
+    fake = Fake(tmp_path, seconds=1500.0)
+    go(tmp_path, fake, budget=3600)
+    assert len(fake.made) == 2  # a third would end at 4500 s
+
+
+def test_a_budget_below_one_repetition_is_refused(tmp_path):
+    with pytest.raises(CampaignError, match="one repetition takes about 26 min, and the budget is 10 min"):
+        go(tmp_path, Fake(tmp_path), budget=600)
+
+
+@pytest.mark.parametrize(("text", "total"), [("6h", 21600), ("90m", 5400), ("1h30m", 5400), ("45s", 45)])
+def test_times(text, total):
+    assert plan.seconds(text) == total
+
+
+@pytest.mark.parametrize("text", ["", "6", "h", "-1h", "six hours"])
+def test_what_is_no_time(text):
+    with pytest.raises(CampaignError, match="is no time"):
+        plan.seconds(text)
+
+
+def test_one_campaign_at_a_time(tmp_path):
+    with lease(tmp_path), pytest.raises(CampaignError, match="Another campaign is running"), lease(tmp_path):
+        pass
+    with lease(tmp_path):
+        pass
+
+
+def test_plan_on_the_command_line(tmp_path, capsys):
+    file = tmp_path / "demo.yml"
+    file.write_text(json.dumps(WANTED))
+    assert main(["campaign", str(file), "--plan"]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[2] == "  3  repetition 2  seed 8  eagle3"
+    assert main(["campaign", str(tmp_path / "other.yml"), "--plan"]) == 2
+    assert "the known ones are: demo" in capsys.readouterr().err

@@ -1,0 +1,65 @@
+"""The runner with a real ansible-runner and a bench.yml that only writes the bundle that the real one would."""
+
+import json
+
+import pytest
+
+from servelab.campaign import spec
+from servelab.campaign.runner import BenchRunner
+from servelab.campaign.spec import CampaignError
+
+BENCH = """
+- hosts: localhost
+  connection: local
+  gather_facts: false
+  vars:
+    ansible_python_interpreter: "{{ ansible_playbook_python }}"
+    path: "{{ bench_results_dir }}/{{ campaign }}/20261129T101500Z-{{ mode }}"
+  tasks:
+    - name: Refuse a broken mode
+      ansible.builtin.fail:
+        msg: "There is no mode broken."
+      when: mode == 'broken'
+    - name: Make the directory
+      ansible.builtin.file: {path: "{{ path }}", state: directory}
+    - name: Write the run
+      ansible.builtin.copy:
+        dest: "{{ path }}/run.json"
+        content: "{{ {'schema': 'servelab.run/1', 'mode': mode, 'status': 'invalid', 'reason': levels ~ ' ' ~ bench_seed
+          ~ ' ' ~ bench_min_seconds ~ ' ' ~ bench_invalid_ok} | to_json }}"
+"""
+
+
+@pytest.fixture
+def runner(tmp_path):
+    (tmp_path / "bench.yml").write_text(BENCH)
+    (tmp_path / "ansible.cfg").write_text("[defaults]\n")
+    wanted = spec.check(
+        "demo",
+        {"description": "x", "modes": ["a", "b"], "levels": [1], "variables": {"bench_min_seconds": 6}},
+    )
+    return BenchRunner(tmp_path, tmp_path / "results", wanted, {})
+
+
+def test_a_run_is_found_with_its_status_and_everything_was_passed_on(runner, tmp_path):
+    outcome = runner("baseline", [1, 10], 7, print, lambda: False)
+    assert (outcome.status, outcome.run_id) == ("invalid", "20261129T101500Z-baseline")
+    assert outcome.reason == "1,10 7 6 True"
+    run = json.loads((tmp_path / "results" / "demo" / outcome.run_id / "run.json").read_text())
+    assert run["mode"] == "baseline"
+
+
+def test_a_run_without_a_bundle_has_the_tasks_message(runner):
+    outcome = runner("broken", [1], 7, print, lambda: False)
+    assert (outcome.status, outcome.run_id) == ("failed", None)
+    assert outcome.reason == "Refuse a broken mode: There is no mode broken."
+
+
+def test_a_cancelled_run_is_made_again(runner):
+    assert runner("baseline", [1], 7, print, lambda: True).status == "cancelled"
+
+
+def test_a_directory_that_is_no_collection(tmp_path):
+    wanted = spec.check("demo", {"description": "x", "modes": ["a", "b"], "levels": [1]})
+    with pytest.raises(CampaignError, match=r"holds no bench\.yml"):
+        BenchRunner(tmp_path, tmp_path, wanted, {})
