@@ -68,9 +68,10 @@ class BenchRunner:
                 quiet=True,
             )
         new = sorted(self._bundles() - before)
+        if done.status == "canceled":
+            # Even if a bundle came home: the run was ended from outside, and its GPUs were not left clean.
+            return Outcome("cancelled", None, None)
         if not new:
-            if done.status == "canceled":
-                return Outcome("cancelled", None, None)
             return Outcome("failed", None, failure[-1] if failure else f"bench.yml ended as {done.status}")
         try:
             run = bundle.read(self.results / self.spec.name / new[-1]).run
