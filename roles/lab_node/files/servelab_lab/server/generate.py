@@ -136,7 +136,12 @@ class Generate:
 
     def _queue(self) -> list[_One]:
         ones = [_One(self._api, ask) for ask in self._asks]
-        self._exchange.on_gone = lambda: [self._api.abandon(one.sequence) for one in ones]  # type: ignore[assignment]
+
+        def gone() -> None:
+            for one in ones:
+                self._api.abandon(one.sequence)
+
+        self._exchange.on_gone = gone
         return ones
 
     def _start_stream(self) -> None:

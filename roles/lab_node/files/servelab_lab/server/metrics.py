@@ -7,6 +7,7 @@ as it is in a real server without them.
 from __future__ import annotations
 
 import json
+import math
 import time
 from bisect import bisect_left
 from collections import defaultdict
@@ -168,35 +169,33 @@ class Metrics:
         held = engine.tokens_held
         drafts = engine.mode.draft_tokens - 1
         accepted = last.accept_length if last is not None and engine.speculates else 0.0
-        return {
-            f"sglang:{name}": float(value)
-            for name, value in {
-                "max_total_num_tokens": plan.tokens,
-                "num_pages": plan.tokens,
-                "page_size": 1,
-                "context_len": info.context,
-                "startup_available_gpu_memory_gb": plan.after_pool - plan.graph,
-                "num_running_reqs": len(engine.running),
-                "num_queue_reqs": len(engine.waiting),
-                "gen_throughput": info.gen_throughput,
-                "cache_hit_rate": engine.hit_rate,
-                "decode_sum_seq_lens": held,
-                "token_usage": round(held / plan.tokens, 2),
-                "full_token_usage": held / plan.tokens,
-                "num_used_tokens": held,
-                "kv_used_tokens": held,
-                "kv_evictable_tokens": kept,
-                "kv_available_tokens": max(plan.tokens - held - kept, 0),
-                "spec_accept_length": accepted,
-                "spec_accept_rate": (accepted - 1) / drafts if accepted and drafts else 0.0,
-                "spec_num_steps": engine.mode.draft_steps,
-                "spec_num_draft_tokens": engine.mode.draft_tokens if engine.speculates else 0,
-                "utilization": len(engine.running) / engine.max_running,
-                "fwd_occupancy": "nan",
-                "new_token_ratio": 0.7,
-                "is_cuda_graph": last is not None and last.captured,
-            }.items()
+        values: dict[str, float] = {
+            "max_total_num_tokens": plan.tokens,
+            "num_pages": plan.tokens,
+            "page_size": 1,
+            "context_len": info.context,
+            "startup_available_gpu_memory_gb": plan.after_pool - plan.graph,
+            "num_running_reqs": len(engine.running),
+            "num_queue_reqs": len(engine.waiting),
+            "gen_throughput": info.gen_throughput,
+            "cache_hit_rate": engine.hit_rate,
+            "decode_sum_seq_lens": held,
+            "token_usage": round(held / plan.tokens, 2),
+            "full_token_usage": held / plan.tokens,
+            "num_used_tokens": held,
+            "kv_used_tokens": held,
+            "kv_evictable_tokens": kept,
+            "kv_available_tokens": max(plan.tokens - held - kept, 0),
+            "spec_accept_length": accepted,
+            "spec_accept_rate": (accepted - 1) / drafts if accepted and drafts else 0.0,
+            "spec_num_steps": engine.mode.draft_steps,
+            "spec_num_draft_tokens": engine.mode.draft_tokens if engine.speculates else 0,
+            "utilization": len(engine.running) / engine.max_running,
+            "fwd_occupancy": math.nan,
+            "new_token_ratio": 0.7,
+            "is_cuda_graph": last is not None and last.captured,
         }
+        return {f"sglang:{name}": float(value) for name, value in values.items()}
 
 
 def _shown(labels: Labels) -> str:
@@ -208,7 +207,7 @@ def _shown(labels: Labels) -> str:
 
 def _number(value: float) -> str:
     """Write a float as Go and the Python client do."""
-    if value != value:
+    if math.isnan(value):
         return "NaN"
     if abs(value) >= 1e6 and value == int(value):
         mantissa, _, exponent = f"{value:.15e}".partition("e")
