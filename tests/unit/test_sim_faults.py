@@ -42,7 +42,7 @@ KILLED = r"\] Received sigquit from a child process\. It usually means the child
 FRAMES = {
     "0.5.10": r'scheduler\.py", line 3600, in run_scheduler_process\n    scheduler = Scheduler\($',
     "0.5.12": r'scheduler\.py", line 4025, in run_scheduler_process\n    scheduler = Scheduler\($',
-    "0.5.23": r'line 6362, in run_scheduler_process\n    scheduler = Scheduler\(server_args, port_args\)$',
+    "0.5.23": r"line 6362, in run_scheduler_process\n    scheduler = Scheduler\(server_args, port_args\)$",
 }
 
 
