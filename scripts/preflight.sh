@@ -8,7 +8,7 @@ refuse() {
 }
 
 needed_gib=8
-packages="lxc uidmap mmdebstrap iproute2 iptables psmisc zstd python3-venv"
+packages="lxc mmdebstrap debian-archive-keyring zstd iproute2 iptables openssh-client python3-venv"
 
 [ "$(uname -s)" = Linux ] || refuse "the lab needs Linux, and this is $(uname -s): use a Debian virtual machine."
 [ ! -e /etc/pve ] || refuse "/etc/pve exists: this is a real Proxmox node, and the lab never runs on one. Use your own inventory (README, 'Your own node')."
