@@ -67,7 +67,7 @@ def made(mode, *, started="2026-11-29T10:00:00Z", merged=None):
             "gpus": [{"uuid": f"GPU-{i}", "driver_version": "580.95.05", "pcie_link_width": 16} for i in range(2)],
             "gpus_after": [{"uuid": f"GPU-{i}"} for i in range(2)],
             "gpu_clean": {"before": {"holders": []}, "after": {"holders": []}},
-            "patch": {"shape": "B4", "would_change": True},
+            "patch": {"shape": "B4", "manifest_sha256": None},
             "mode": copy.deepcopy(merged or (EAGLE if mode == "eagle3" else MODE)),
         },
         server_info={"mem_fraction_static": 0.85, "max_total_num_tokens": 100_000, "max_running_requests": 256},
@@ -118,8 +118,8 @@ def put(place, keys, value):
         (put("provenance", ["node", "boot_id"], None), "the node's boot differs: b1 in baseline, unknown in eagle3."),
         (put("provenance", ["guest", "packages"], {"torch": "2.13.0"}), "the stack differs: torch."),
         (
-            put("provenance", ["patch", "would_change"], False),
-            "the state of the all-reduce patch differs: B4, not applied in baseline, B4, applied in eagle3.",
+            put("provenance", ["patch", "manifest_sha256"], "926ff7b4f52b"),
+            "the state of the all-reduce patch differs: B4, not patched in baseline, B4, patched (926ff7b4) in eagle3.",
         ),
         (
             put("provenance", ["gpus", 1, "pcie_link_width"], 8),

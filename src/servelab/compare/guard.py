@@ -300,10 +300,11 @@ def _throttled(run: Bundle) -> Any:
 
 
 def patched(run: Bundle) -> Any:
-    shape, change = (_dig(run.provenance, "patch", key) for key in ("shape", "would_change"))
+    """The release's shape and which patch is in place: "B4, not patched", "B4, patched (926ff7b4)". None: not recorded."""
+    shape, manifest = (_dig(run.provenance, "patch", key) for key in ("shape", "manifest_sha256"))
     if shape is None:
         return None
-    return f"{shape}, {'not applied' if change else 'applied'}"
+    return f"{shape}, patched ({manifest[:8]})" if manifest else f"{shape}, not patched"
 
 
 MACHINE: list[tuple[str, Callable[[Bundle], Any]]] = [
