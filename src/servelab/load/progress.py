@@ -53,6 +53,9 @@ class Progress:
         if now < self._next:
             return
         self._next = now + EVERY
+        if self._recent and state.bytes_read < self._recent[-1][1]:
+            # Another level began to count from 0; the last one's bytes say nothing about its rate.
+            self._recent.clear()
         self._recent.append((now, state.bytes_read))
         while len(self._recent) > 1 and self._recent[0][0] < now - RECENT:
             self._recent.popleft()
