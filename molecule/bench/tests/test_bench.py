@@ -41,17 +41,19 @@ def test_the_bundle_is_whole(mode):
 
 
 @pytest.mark.parametrize(
-    ("mode", "truth"),
+    ("mode", "story"),
     [
-        # The story's own figures: what it reports for one stream.
+        # Tokens per second of one stream, as the story reports them.
         ("baseline", 89.5),
         ("eagle3", 54.1),
     ],
 )
-def test_a_single_stream_has_the_storys_rate(mode, truth):
+def test_a_single_stream_decodes_at_the_storys_rate(mode, story):
     (level,) = (level for level in load(newest(mode) / "summary.json")["levels"] if level["concurrency"] == 1)
     assert level["valid"], level["invalid_reasons"]
-    assert level["output_tok_s"] == pytest.approx(truth, rel=0.03)
+    assert 1000 / level["tpot_ms"]["p50"] == pytest.approx(story, rel=0.03)
+    # Over a whole request the wait for its first token counts too.
+    assert story * 0.85 < level["output_tok_s"] < story
 
 
 def test_the_rate_can_be_recomputed_from_the_raw_rows():
