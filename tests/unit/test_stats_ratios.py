@@ -1,6 +1,8 @@
 """Ratios: every expectation is from a table of the t distribution or worked out by hand."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 
@@ -92,3 +94,9 @@ def test_what_is_odd_is_named_and_its_level():
 
 def test_two_repetitions_cannot_tell_which_is_odd():
     assert outliers.odd([{1: 0.0, 2: 0.0}, {1: 0.5, 2: 0.001}]) == []
+
+
+def test_what_runs_on_a_guest_never_imports_any_of_this():
+    words = "import sys, servelab.cli, servelab.load.command, servelab.bundle, servelab.verify, servelab.ledger"
+    check = "assert not {'numpy', 'scipy', 'jinja2', 'matplotlib', 'yaml'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", f"{words}; {check}"], check=True)

@@ -300,7 +300,7 @@ def _throttled(run: Bundle) -> Any:
 
 
 def patched(run: Bundle) -> Any:
-    """The release's shape and which patch is in place: "B4, not patched", "B4, patched (926ff7b4)". None: not recorded."""
+    """The release's shape and the patch in place, as in "B4, patched (926ff7b4)". None: not recorded."""
     shape, manifest = (_dig(run.provenance, "patch", key) for key in ("shape", "manifest_sha256"))
     if shape is None:
         return None
