@@ -42,6 +42,10 @@ clean: lab-down ## lab-down, and the caches, the environment and build products;
 	ansible-playbook playbooks/lab_down.yml -e lab_node_purge_cache=true
 	rm -rf $(VENV) build dist .ansible .mypy_cache .pytest_cache .ruff_cache
 
+.PHONY: readme
+readme: venv ## write the variables' tables of the roles' READMEs
+	scripts/readme.py
+
 .PHONY: test lint unit molecule
 test: preflight venv lint unit molecule ## test it: all that CI runs
 
