@@ -60,6 +60,4 @@ unit: venv ## the Python code
 	pytest
 
 molecule: preflight venv ## the roles and the two commands, end to end on real LXC
-	status=0; export SERVELAB_LAB=test
-	trap 'ansible-playbook playbooks/lab_down.yml' EXIT
-	for scenario in $(SCENARIOS); do molecule test --scenario-name "$$scenario" --destroy always; done
+	scripts/molecule.sh $(SCENARIOS)
