@@ -138,3 +138,14 @@ def test_every_figure_that_needs_it_has_a_definition() -> None:
     tally = Tally(Window(0, 1000, 1.0))
     figures = {key for key in tally.summary(1, 1.0, True, 0.0) if key.endswith(("_ms", "tok_s", "naive"))}
     assert figures <= set(metrics.DEFINITIONS)
+
+
+@pytest.mark.parametrize(("share", "valid"), [(None, True), (0.0, True), (0.05, True), (0.06, False)])
+def test_a_simulated_server_that_is_behind_its_time_voids_the_level(share: float | None, valid: bool) -> None:
+    tally = Tally(Window(0, 1000, 10.0))
+    tally.add(exchange(1, 5, [2, 3]), reply([(2, 1), (3, 1)], 2))
+    level = {"concurrency": 10, "simulator_late_share": share} | tally.summary(10, 1.0, True, 0.1)
+    reasons = reasons_invalid(level)
+    assert [reason.split(":")[0] for reason in reasons] == (
+        [] if valid else ["the simulated server fell 6% behind its own time"]
+    )

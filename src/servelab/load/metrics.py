@@ -33,6 +33,7 @@ DEFINITIONS = {
     "tokens of a delta": "from the cumulative usage on every delta; without it the total is spread evenly",
     "lag": "kernel receive stamp → read by the client",
     "late_send": "response before it complete (or its time in the ramp) → request sent",
+    "simulator_late_share": "share of the level by which a simulated server fell behind its own time; null: a real one",
     "merged_share": "share of deltas that came in one read with the one before, so that their gap is 0",
 }
 
@@ -53,6 +54,9 @@ CPU_SHARE = 0.7
 MERGED_SHARE = 0.1
 LATE_SHARE = 0.25
 MERGED_NOTICE = 0.01
+
+# A simulated server that falls behind its schedule is slower than its model by the same share.
+SIMULATOR_LATE = 0.05
 
 # Prompts have nothing in common but a chat template; a prefix cache that holds more of them distorts the TTFT.
 CACHED_NOTICE = 0.1
@@ -283,6 +287,12 @@ def reasons_invalid(level: dict[str, Any]) -> list[str]:
         reasons.append(
             f"the client was the bottleneck: it read {own['merged_share']:.1%} of the deltas together with one before, "
             f"usually {lag} ms late"
+        )
+    late = level.get("simulator_late_share")
+    if late is not None and late > SIMULATOR_LATE:
+        reasons.append(
+            f"the simulated server fell {late:.0%} behind its own time: this machine is too busy or too slow for the "
+            "time scale"
         )
     return reasons
 

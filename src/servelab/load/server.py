@@ -117,6 +117,12 @@ def simulated(info: dict[str, Any] | None) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+def late_seconds(info: dict[str, Any] | None) -> float | None:
+    """Wall seconds by which a simulated server has fallen behind its own schedule; None of a real one."""
+    value = (info or {}).get("simulated_late_seconds")
+    return float(value) if isinstance(value, int | float) else None
+
+
 def accept_length(info: dict[str, Any] | None) -> float | None:
     """The mean accept length since the last cache flush; None when speculation is off or nothing was verified."""
     if not info or not info.get("speculative_algorithm"):

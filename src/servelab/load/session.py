@@ -20,7 +20,7 @@ from typing import Any
 from servelab import __version__
 from servelab.load import capture, closed, metrics, prompts, rows
 from servelab.load.progress import Progress, write_json
-from servelab.load.server import Server, ServerError, accept_length, most_running, same_start, simulated
+from servelab.load.server import Server, ServerError, accept_length, late_seconds, most_running, same_start, simulated
 from servelab.load.wire import Wire, kernel_stamps_work
 
 OK, INVALID, NOT_STARTED = 0, 3, 4
@@ -213,6 +213,7 @@ class Session:
         )
         path = options.out / "levels" / f"level-{concurrency:04d}.capture"
         wire = Wire(self.server.address(), self.stamped)
+        late = late_seconds(self._info())
         intervals: list[tuple[int, int]] = []
 
         def tick(state: closed.State) -> bool:
@@ -255,6 +256,10 @@ class Session:
             "end": round((window.end + epoch_offset) / SECOND, 6),
         }
         level["self"]["connections"] = wire.opened
+        late_now = late_seconds(info)
+        level["simulator_late_share"] = (
+            None if late is None or late_now is None else round((late_now - late) * 1e9 / wall, 4)
+        )
         level["notices"] = metrics.notices(level, most_running(info))
         reasons = metrics.reasons_invalid(level)
         if stepped:

@@ -85,6 +85,7 @@ class Driver:
         if behind > _JITTER and behind > self._length:
             self._due = now
             self._lost += behind
+            self.engine.late_seconds += behind
             if self._lost >= self._tell:
                 self._late(self._lost)
                 self._lost = 0.0

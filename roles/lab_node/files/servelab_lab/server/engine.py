@@ -128,6 +128,8 @@ class Engine:
         on_switch: Callable[[Mode, Mode], None] = lambda old, new: None,
     ) -> None:
         self.profile, self.mode, self.cache = profile, mode, cache
+        # Wall seconds that the schedule moved because this machine was too slow for the time scale.
+        self.late_seconds = 0.0
         # Whether drafts are ever made; an adaptive server may be without at times.
         self.speculates = mode.speculative or adaptive is not None
         self._adaptive, self._on_switch = adaptive, on_switch

@@ -52,6 +52,8 @@ class Info:
             "version": self.args.version,
             "kv_events": None,
             "simulated": {"profile": self.profile.name, "time_scale": self.config.time_scale},
+            # Nothing real has this: what was measured while it grew is slower than the model.
+            "simulated_late_seconds": round(self.engine.late_seconds, 6),
         }
 
     def _internal_state(self, context: int) -> dict[str, Any]:
