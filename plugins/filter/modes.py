@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import yaml
 from ansible.errors import AnsibleFilterError
-from ansible_collections.servelab.sglang.plugins.module_utils import modes
+from ansible_collections.servelab.sglang.plugins.module_utils import modes, modes_adaptive, modes_show
 from ansible_collections.servelab.sglang.plugins.module_utils.modes_unit import unit_command, unit_env, unit_word
 
 
@@ -61,9 +62,43 @@ def render_mode(
         raise AnsibleFilterError(str(error)) from error
 
 
-def unmet_requirements(mode: dict[str, Any], versions: dict[str, str | None]) -> list[str]:
-    """Sentences for what the mode requires and the machine has not."""
-    return [f"Mode {mode['name']!r} cannot run here: {reason}." for reason in modes.unmet(mode["requires"], versions)]
+def adaptive_errors(path: str, args: dict[str, Any]) -> list[str]:
+    """What is wrong with the adaptive configuration in a file of the controller, for a mode with these args."""
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        return [f"sglang_server_adaptive_config: {path} cannot be read ({error.strerror})."]
+    except ValueError as error:
+        return [f"sglang_server_adaptive_config: {path} is not JSON: {error}."]
+    return [f"sglang_server_adaptive_config: {path}: {error}" for error in modes_adaptive.errors(document, args)]
+
+
+def mode_table(catalogue: dict[str, Any], ledger: str = "") -> str:
+    """All modes as a table; `ledger` is the file that has the runs, which need not exist."""
+    path = Path(ledger) if ledger else None
+    text = path.read_text(encoding="utf-8") if path and path.is_file() else ""
+    try:
+        return "\n".join(modes_show.table(catalogue, modes_show.ledger_lines(text)))
+    except modes.ModeError as error:
+        raise AnsibleFilterError(str(error)) from error
+
+
+def mode_merged(catalogue: dict[str, Any], name: str) -> str:
+    """The mode with all that it extends, as YAML; placeholders stand as they are."""
+    try:
+        merged = modes.merge(catalogue, name)
+    except modes.ModeError as error:
+        raise AnsibleFilterError(str(error)) from error
+    text: str = yaml.safe_dump(json.loads(json.dumps(merged)), sort_keys=False, allow_unicode=True, width=110)
+    return text
+
+
+def mode_difference(catalogue: dict[str, Any], name: str, against: str) -> str:
+    """What `name` has otherwise than `against`, a line each."""
+    try:
+        return "\n".join(modes_show.difference(catalogue, name, against))
+    except modes.ModeError as error:
+        raise AnsibleFilterError(str(error)) from error
 
 
 class FilterModule:
@@ -74,7 +109,10 @@ class FilterModule:
             "load_modes": load_modes,
             "mode_errors": mode_errors,
             "render_mode": render_mode,
-            "unmet_requirements": unmet_requirements,
+            "adaptive_errors": adaptive_errors,
+            "mode_table": mode_table,
+            "mode_merged": mode_merged,
+            "mode_difference": mode_difference,
             "unit_command": unit_command,
             "unit_env": unit_env,
             "unit_word": unit_word,

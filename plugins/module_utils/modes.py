@@ -11,16 +11,18 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from .modes_evidence import check_probe
+from .modes_needs import check_patches, check_requires
 from .redact import is_secret_name
 
 SCHEMA = "servelab.mode/1"
 NAME = re.compile(r"^[a-z][a-z0-9_]{0,40}$")
 _ARG = re.compile(r"^[a-z][a-z0-9_]*$")
 _ENV = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
-_PLACEHOLDER = re.compile(r"\$\{([a-z_]+)(\?)?\}")
+_PLACEHOLDER = re.compile(r"\$\{([a-z_]+)(\?|:-[^}]*)?\}")
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "description": str,
-    "extends": (str, type(None)),
+    "extends": (str, list, type(None)),
     "args": dict,
     "env": dict,
     "patches": list,
@@ -30,6 +32,8 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "evidence": list,
 }
 _MERGED = ("args", "env", "requires", "probe")
+# Of these the inner mappings merge too; a flag's mapping is one value (JSON).
+_DEEP = ("requires", "probe")
 
 Mode = Mapping[str, Any]
 Catalogue = Mapping[str, Mode]
@@ -75,12 +79,18 @@ def check(name: str, mode: Any) -> list[str]:
         errors += _check_args(where, args)
     if isinstance(env, Mapping):
         errors += _check_env(where, env)
+    if isinstance(mode.get("extends"), list) and not all(isinstance(parent, str) for parent in mode["extends"]):
+        errors.append(f"{where}: extends is {mode['extends']!r}, but must be a mode's name or a list of names.")
+    for key, check_part in (("requires", check_requires), ("probe", check_probe), ("patches", check_patches)):
+        if isinstance(mode.get(key), (dict, list)) and isinstance(mode[key], _TYPES[key]):
+            errors += [f"{where}: {error}" for error in check_part(mode[key])]
     return errors
 
 
 def _type_name(types: Any) -> str:
     names = {dict: "mapping", list: "list", str: "text"}
-    return names.get(types[0] if isinstance(types, tuple) else types, "value")
+    wanted = types if isinstance(types, tuple) else (types,)
+    return " or ".join(names[kind] for kind in wanted if kind in names)
 
 
 def _check_args(where: str, args: Mapping[Any, Any]) -> list[str]:
@@ -124,27 +134,42 @@ def check_all(catalogue: Catalogue) -> list[str]:
 
 
 def lineage(catalogue: Catalogue, name: str) -> list[str]:
-    """The modes that `name` is made of, the most general first. Raises ModeError for unknown names and circles."""
-    chain: list[str] = []
-    here: str | None = name
-    while here is not None:
-        if here in chain:
-            raise ModeError([f"Mode {name!r} extends itself through {' → '.join([*chain, here])}; break the circle."])
+    """The modes that `name` is made of, the most general first, each once; of several parents the later comes later.
+
+    Raises ModeError for unknown names and circles.
+    """
+    order: list[str] = []
+
+    def visit(here: str, path: list[str]) -> None:
+        if here in path:
+            raise ModeError([f"Mode {name!r} extends itself through {' → '.join([*path, here])}; break the circle."])
         if here not in catalogue:
-            if not chain:
+            if not path:
                 raise ModeError([unknown_mode(name, catalogue)])
             raise ModeError(
-                [f"Mode {chain[-1]!r} extends {here!r}, which does not exist. {unknown_mode(here, catalogue)}"]
+                [f"Mode {path[-1]!r} extends {here!r}, which does not exist. {unknown_mode(here, catalogue)}"]
             )
-        chain.append(here)
-        here = catalogue[here].get("extends")
-    return chain[::-1]
+        for parent in parents(catalogue[here]):
+            visit(parent, [*path, here])
+        if here not in order:
+            order.append(here)
+
+    visit(name, [])
+    return order
+
+
+def parents(mode: Any) -> list[str]:
+    """The modes that a mode names in `extends`; what is malformed names none, and `check` says so."""
+    extends = mode.get("extends") if isinstance(mode, Mapping) else None
+    names = extends if isinstance(extends, list) else [extends]
+    return [name for name in names if isinstance(name, str)]
 
 
 def merge(catalogue: Catalogue, name: str) -> dict[str, Any]:
-    """`name` with all that it extends: mappings by key, null removes a key; a list of patches replaces the older one.
+    """`name` with all that it extends: mappings by key, null removes a key; patches and treatment add up.
 
-    description and evidence belong to the mode itself and are not inherited; a treatment adds up. Raises ModeError.
+    requires and probe merge at every depth. description and evidence belong to the mode itself and are not inherited;
+    `patches: []` starts anew. Raises ModeError.
     """
     chain = lineage(catalogue, name)
     own = catalogue[name]
@@ -160,16 +185,23 @@ def merge(catalogue: Catalogue, name: str) -> dict[str, Any]:
     }
     for part in (catalogue[ancestor] for ancestor in chain):
         for key in _MERGED:
-            merged[key] = overlay(merged[key], part.get(key, {}))
-        if "patches" in part:
-            merged["patches"] = list(part["patches"])
+            merged[key] = overlay(merged[key], part.get(key, {}), deep=key in _DEEP)
+        if part.get("patches") == []:
+            merged["patches"] = []
+        merged["patches"] += [patch for patch in part.get("patches", []) if patch not in merged["patches"]]
         merged["treatment"] += [name for name in part.get("treatment", []) if name not in merged["treatment"]]
     return merged
 
 
-def overlay(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+def overlay(base: Mapping[str, Any], change: Mapping[str, Any], deep: bool = False) -> dict[str, Any]:
     """`base` changed by `change`: a changed key keeps its place, a new one comes last, null removes."""
-    result = {**base, **change}
+    result = dict(base)
+    for key, value in change.items():
+        if deep and isinstance(value, Mapping):
+            below = result.get(key)
+            result[key] = overlay(below if isinstance(below, Mapping) else {}, value, deep)
+        else:
+            result[key] = value
     return {key: value for key, value in result.items() if value is not None}
 
 
@@ -182,8 +214,9 @@ def render(
 ) -> dict[str, Any]:
     """The mode `name` for one machine: merged, changed by the machine's own `args` and `env`, placeholders filled in.
 
-    `${port}` takes settings["port"] with its type where it stands alone; it must be set. `${mem_fraction_static?}`
-    leaves the flag out where the setting is null or empty. Raises ModeError with every error.
+    `${port}` takes settings["port"] with its type where it stands alone; it must be set. Where the setting is null or
+    empty, `${mem_fraction_static?}` leaves the flag out and `${mem_fraction_static:-0.55}` is 0.55. Raises ModeError
+    with every error.
     """
     errors = check_all({part: catalogue[part] for part in lineage(catalogue, name)})
     errors += _check_args("sglang_server_extra_args", args or {}) + _check_env("sglang_server_env", env or {})
@@ -193,7 +226,7 @@ def render(
     for key, change in (("args", args), ("env", env)):
         filled = {}
         for item, value in overlay(mode[key], change or {}).items():
-            value = _fill(f"Mode {name!r}: {item}", value, settings, errors)
+            value = _fill(f"Mode {name!r}: {item}", value, settings, errors, mode["requires"].get("settings", {}))
             if value is not None:
                 filled[item] = str(value) if key == "env" else value
         mode[key] = filled
@@ -202,11 +235,11 @@ def render(
     return mode
 
 
-def _fill(where: str, value: Any, settings: Mapping[str, Any], errors: list[str]) -> Any:
+def _fill(where: str, value: Any, settings: Mapping[str, Any], errors: list[str], reasons: Mapping[str, str]) -> Any:
     if isinstance(value, list):
-        return [_fill(where, item, settings, errors) for item in value]
+        return [_fill(where, item, settings, errors, reasons) for item in value]
     if isinstance(value, dict):
-        return {key: _fill(where, item, settings, errors) for key, item in value.items()}
+        return {key: _fill(where, item, settings, errors, reasons) for key, item in value.items()}
     if not isinstance(value, str):
         return value
     whole = _PLACEHOLDER.fullmatch(value)
@@ -214,61 +247,24 @@ def _fill(where: str, value: Any, settings: Mapping[str, Any], errors: list[str]
 
     def one(match: re.Match[str]) -> str:
         nonlocal left_out
-        setting, optional = match[1], match[2]
+        setting, otherwise = match[1], match[2]
         if setting not in settings:
             errors.append(f"{where} asks for ${{{setting}}}; the settings are: {', '.join(sorted(settings))}.")
-        elif settings[setting] in (None, ""):
-            if optional:
-                left_out = True
-            else:
-                errors.append(f"{where} needs sglang_server_{setting}, which is not set for this machine; set it.")
-        else:
+        elif settings[setting] not in (None, ""):
             return str(settings[setting])
+        elif otherwise == "?":
+            left_out = True
+        elif otherwise:
+            return otherwise.removeprefix(":-")
+        else:
+            why = reasons.get(setting, "set it.")
+            errors.append(f"{where} needs sglang_server_{setting}, which is not set for this machine; {why}")
         return ""
 
     text = _PLACEHOLDER.sub(one, value)
     if left_out:
         return None
-    return settings.get(whole[1]) if whole else text
-
-
-def unmet(requires: Mapping[str, Any], versions: Mapping[str, str | None]) -> list[str]:
-    """Sentences for what `requires` asks and the machine has not; `versions` maps a package to its version or null."""
-    errors = []
-    for package, spec in requires.items():
-        version = versions.get(package)
-        if version is None:
-            errors.append(f"it needs {package} {spec}, which is not installed")
-        elif not satisfies(version, str(spec)):
-            errors.append(f"it needs {package} {spec}, but {version} is installed")
-    return errors
-
-
-def satisfies(version: str, spec: str) -> bool:
-    """Whether `version` (0.5.12.post1) fits `spec` (">=0.5.10,<0.6")."""
-    have = _numbers(version)
-    tests = {
-        ">=": have.__ge__,
-        "<=": have.__le__,
-        "==": have.__eq__,
-        "!=": have.__ne__,
-        ">": have.__gt__,
-        "<": have.__lt__,
-    }
-    for part in filter(None, map(str.strip, spec.split(","))):
-        match = re.match(r"(>=|<=|==|!=|>|<)\s*([0-9][0-9a-z.]*)$", part)
-        if not match:
-            raise ModeError([f"{spec!r} is not a version requirement; write it as '>=0.5.10,<0.6'."])
-        if not tests[match[1]](_numbers(match[2])):
-            return False
-    return True
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    numbers = [int(digits) for digits in re.findall(r"\d+", version.split("+")[0])]
-    while numbers and numbers[-1] == 0:
-        numbers.pop()
-    return tuple(numbers)
+    return settings[whole[1]] if whole and settings.get(whole[1]) not in (None, "") else text
 
 
 def others(names: Iterable[str], name: str) -> list[str]:

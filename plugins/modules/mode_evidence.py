@@ -1,0 +1,150 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the running server does what its mode is for, from its own log and settings."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: mode_evidence
+short_description: See in a server's own words that its mode engaged
+version_added: 0.1.0
+description:
+  - Reads the log of the unit's running start and the server's settings, and holds them against the probe of the mode
+    in C(/etc/servelab/modes/). SGLang goes on with NCCL when another way fails, and says so only there.
+  - Fails when the mode did not engage.
+author: Servelab contributors (@servelab)
+options:
+  mode:
+    description: Name of the mode.
+    type: str
+    required: true
+  unit:
+    description: The mode's unit.
+    type: str
+    required: true
+  host:
+    description: Address on which the server listens.
+    type: str
+    default: 127.0.0.1
+  port:
+    description: Port on which the server listens.
+    type: int
+    required: true
+  timeout:
+    description: Seconds to wait for the server's settings.
+    type: int
+    default: 30
+attributes:
+  check_mode:
+    description: Runs in check mode, as it changes nothing.
+    support: full
+  diff_mode:
+    description: There is nothing to show.
+    support: none
+"""
+
+EXAMPLES = r"""
+- name: See that the custom all-reduce is in use
+  servelab.sglang.mode_evidence:
+    mode: custom_ar_pcie
+    unit: servelab-custom_ar_pcie.service
+    port: 30000
+"""
+
+RETURN = r"""
+engaged:
+  description: Null where the mode does not say how it would be known.
+  returned: always
+  type: bool
+reason:
+  description: One sentence.
+  returned: always
+  type: str
+seen:
+  description: Log lines and settings that show it, secrets redacted.
+  returned: always
+  type: list
+  elements: str
+against:
+  description: Log lines that say otherwise.
+  returned: always
+  type: list
+  elements: str
+unknown:
+  description: What the server does not tell.
+  returned: always
+  type: list
+  elements: str
+cause:
+  description: The same as RV(reason), where the module fails.
+  returned: failure
+  type: str
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.servelab.sglang.plugins.module_utils.modes_evidence import judge
+from ansible_collections.servelab.sglang.plugins.module_utils.readiness_http import ask
+
+MODES = Path("/etc/servelab/modes")
+
+
+def start_log(module: AnsibleModule, unit: str) -> str:
+    """What the unit's running start wrote, from its first line."""
+    show = ["systemctl", "show", unit, "--property=InvocationID", "--value"]
+    _, invocation, _ = module.run_command(show, check_rc=True)
+    if not invocation.strip():
+        module.fail_json(msg=f"{unit} does not run, so nothing can be seen of its mode.")
+    # --all: a progress bar's carriage returns would otherwise turn the line into "[blob data]".
+    command = ["journalctl", f"_SYSTEMD_INVOCATION_ID={invocation.strip()}", "--all", "--output=cat", "--no-pager"]
+    _, out, _ = module.run_command([*command, "--quiet"], errors="replace")
+    return str(out)
+
+
+def settings(url: str, timeout: int) -> dict[str, Any] | None:
+    """What the server resolved its flags to; releases name the place differently."""
+    for place in ("server_info", "get_server_info"):
+        answer = ask(f"{url}/{place}", timeout)
+        if answer.status == 200 and isinstance(answer.body, dict):
+            return answer.body
+    return None
+
+
+def main() -> None:
+    """Entry point of the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "mode": {"type": "str", "required": True},
+            "unit": {"type": "str", "required": True},
+            "host": {"type": "str", "default": "127.0.0.1"},
+            "port": {"type": "int", "required": True},
+            "timeout": {"type": "int", "default": 30},
+        },
+        supports_check_mode=True,
+    )
+    asked = module.params
+    file = MODES / f"{asked['mode']}.json"
+    try:
+        mode = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        module.fail_json(msg=f"{file} cannot be read ({error}); it is written together with the mode's unit.")
+    info = settings(f"http://{asked['host']}:{asked['port']}", asked["timeout"])
+    verdict = judge(mode, start_log(module, asked["unit"]), info)
+    result = {
+        "engaged": verdict.engaged,
+        "reason": verdict.reason,
+        "seen": verdict.seen,
+        "against": verdict.against,
+        "unknown": verdict.unknown,
+    }
+    if verdict.engaged is False:
+        module.fail_json(msg=verdict.reason, cause=verdict.reason, **result)
+    module.exit_json(changed=False, **result)
+
+
+if __name__ == "__main__":
+    main()
