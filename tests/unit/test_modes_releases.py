@@ -82,8 +82,8 @@ ADAPTIVE = (
 )
 EXPERTS = (
     "Expert parallelism over FlashInfer's all-to-all needs SGLang >=0.5.10,<0.5.13; 0.5.23 is installed: 0.5.9 and "
-    "older do not have this all-to-all, and since 0.5.13 SGLang takes it only with data-parallel attention on every rank, "
-    "which is another way of serving."
+    "older do not have this all-to-all, and since 0.5.13 SGLang takes it only with data-parallel attention on every "
+    "rank, which is another way of serving."
 )
 
 # mode → release → the refusal, or the words that stand for the mode between ALWAYS and LIMIT and behind LIMIT.
