@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
+from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.servelab.sglang.plugins.module_utils.gpu_policy import (
     UnknownHolders,
     disposable_units,
@@ -19,7 +20,8 @@ from ansible_collections.servelab.sglang.plugins.module_utils.nvidia_smi import 
 def gpu_clean_plan(guest: Any, node: Any = None, vmid: int | None = None, force: bool = False) -> dict[str, Any]:
     """Decide about every holder; see the module_utils gpu_policy.plan. A skipped scan is an error, not "nobody"."""
     try:
-        return plan(guest, node or None, int(vmid) if vmid else None, bool(force))
+        # `-e gpu_clean_force=false` arrives as text, and text is true: only what means true may kill.
+        return plan(guest, node or None, int(vmid) if vmid else None, boolean(force))
     except UnknownHolders as error:
         raise AnsibleFilterError(f"{error}") from error
 

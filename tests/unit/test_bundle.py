@@ -102,6 +102,19 @@ def test_an_archive_that_climbs_out_is_refused(made, tmp_path):
     assert not (tmp_path / "escaped").exists()
 
 
+def test_a_link_in_an_archive_is_refused(made, tmp_path):
+    (made / "levels" / "elsewhere").symlink_to("/etc/passwd")
+    with pytest.raises(bundle.BundleError, match=r"'\./levels/elsewhere' is no plain file below the bundle"):
+        bundle.receive(pack(made, tmp_path / "x.tar.gz"), tmp_path / "r" / "adhoc")
+    assert list((tmp_path / "r" / "adhoc").iterdir()) == []
+
+
+def test_modes_and_owners_of_the_guest_do_not_come_along(made, tmp_path):
+    (made / "run.json").chmod(0o4777)
+    target = bundle.receive(pack(made, tmp_path / "x.tar.gz"), tmp_path / "r" / "adhoc")
+    assert (target / "run.json").stat().st_mode & 0o7777 == 0o644
+
+
 def test_a_run_without_a_name_of_the_right_form_is_refused(made, tmp_path):
     (made / "run.json").write_text(json.dumps({**RUN, "run_id": "../evil"}))
     bundle.seal(made)

@@ -26,9 +26,9 @@ def machine(tmp_path):
     stub("dpkg-query", "printf 'install ok installed'")
     stub("apt-get", "true")
 
-    def run() -> tuple[int, str]:
+    def run(*words: str) -> tuple[int, str]:
         environment = {**os.environ, "PATH": f"{bin_dir}:{os.environ['PATH']}"}
-        done = subprocess.run(["sh", PREFLIGHT], env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(["sh", PREFLIGHT, *words], env=environment, capture_output=True, text=True, check=False)
         return done.returncode, done.stdout + done.stderr
 
     return run, stub, log
@@ -97,4 +97,13 @@ def test_a_real_proxmox_node_is_refused(machine, tmp_path):
         pytest.skip(f"no overlay here: {done.stderr.strip()}")
     assert done.returncode == 1
     assert done.stderr.startswith("servelab: /etc/pve exists: this is a real Proxmox node")
+    assert "apt-get" not in log.read_text()
+
+
+@needs_no_proxmox
+def test_a_lab_can_be_removed_from_a_full_disk_without_installing_anything(machine):
+    run, stub, log = machine
+    stub("df", 'printf "head\\nx 1 1 0 100%% /var\\n"')
+    stub("dpkg-query", "exit 1")
+    assert run("--removal") == (0, "")
     assert "apt-get" not in log.read_text()
