@@ -2,6 +2,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
+# The targets share one lab and one environment.
+.NOTPARALLEL:
 
 VENV := .venv
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
@@ -34,9 +36,12 @@ demo: preflight venv ## run it: lab, site.yml, bench.yml for two modes and two p
 lab: preflight venv ## only the lab and its guest, provisioned
 	ansible-playbook site.yml
 
-lab-down: preflight venv ## remove the lab: containers, bridge, rules, state
-	ansible-playbook playbooks/lab_down.yml
-	SERVELAB_LAB=test ansible-playbook playbooks/lab_down.yml
+lab-down: venv ## remove the lab: containers, bridge, rules, state
+	scripts/preflight.sh --removal
+	status=0; \
+	ansible-playbook playbooks/lab_down.yml || status=$$?; \
+	SERVELAB_LAB=test ansible-playbook playbooks/lab_down.yml || status=$$?; \
+	exit $$status
 
 clean: lab-down ## lab-down, and the caches, the environment and build products; results stay
 	ansible-playbook playbooks/lab_down.yml -e lab_node_purge_cache=true
