@@ -46,9 +46,12 @@ def records(text: str) -> Iterator[Record]:
 
 
 def number(text: str, *names: str) -> float | None:
-    """The number behind `name: 12` or `name=12`, for the first of `names` that is there; None if none is."""
+    """The number behind `name: 12` or `name=12`, for the first of `names` that is there; None if none is.
+
+    A word before the name makes it another field: `block accept len` is not `accept len`.
+    """
     for name in names:
-        match = re.search(rf"(?<![\w#]){re.escape(name)} *[:=] *{_NUMBER}", text)
+        match = re.search(rf"(?<![\w#])(?<!\w ){re.escape(name)} *[:=] *{_NUMBER}", text)
         if match:
             return float(match[1])
     return None
@@ -130,6 +133,8 @@ class Start:
     news: int = 0
     """Count of engine records; access lines do not count, because our own probing writes them."""
     facts: dict[str, float] = field(default_factory=dict)
+    uncaptured: int = 0
+    """Count of decode reports without a CUDA graph. Prefill has none in healthy servers, so it is not counted."""
 
 
 def start_progress(text: str) -> Start:
@@ -160,6 +165,8 @@ def start_progress(text: str) -> Start:
             value = number(record.text, name)
             if value is not None:
                 start.facts[name] = value
+        if record.text.startswith("Decode batch") and "cuda graph: False" in record.text:
+            start.uncaptured += 1
         if "KV Cache is allocated" in record.text:
             tokens = number(record.text, "#tokens")
             if tokens is not None:
@@ -181,4 +188,9 @@ def warnings(start: Start) -> list[str]:
         # A large rest beside a small pool means that the fraction, not the card, made the pool small.
         if free is not None and free > 8:
             said.append(f"available_gpu_mem {free:.2f} GB unused: raise mem-fraction-static")
+    if start.uncaptured:
+        said.append(
+            f"{start.uncaptured} decode report(s) without a CUDA graph: every kernel is launched singly; "
+            "capture larger batches (cuda_graph_max_bs) or remove disable_cuda_graph"
+        )
     return said

@@ -8,7 +8,7 @@ import pytest
 
 from servelab.shared.readiness import Answer, Look, judge, self_consistency
 from servelab.shared.readiness_diagnosis import Exit, diagnose
-from servelab.shared.readiness_log import decode_batches, kv_pools, records, start_progress
+from servelab.shared.readiness_log import decode_batches, kv_pools, records, start_progress, warnings
 
 CASES = Path(__file__).parent / "cases"
 REAL = CASES / "sglang-real"
@@ -56,6 +56,20 @@ def test_case_12_formats_of_all_releases() -> None:
             assert found.cuda_graph is wanted["cuda_graph"]
     joined = [line for line in text.splitlines() if "TP1" in line and "TP2" in line]
     assert [record.ranks for record in records(joined[0])] == ["TP1", "TP2"]
+    (warning,) = warnings(start_progress(text))
+    assert warning.startswith("1 decode report(s) without a CUDA graph")  # the first of three says False
+
+
+def test_fields_are_told_apart_in_any_order() -> None:
+    line = "[2026-01-01 00:01:04 TP0] Decode batch, block accept len: 2.10, {}cuda graph: True, #queue-req: 0\n"
+    (behind,) = decode_batches(line.format("accept len: 2.40, "))
+    (alone,) = decode_batches(line.format(""))
+    assert (behind.accept_len, alone.accept_len) == (2.4, None)
+
+
+def test_a_prefill_without_a_graph_is_no_warning() -> None:
+    line = "[2026-01-01 00:01:04 TP0] Prefill batch, #new-seq: 1, cuda graph: False\n"
+    assert warnings(start_progress(line)) == []
 
 
 def test_0_5_23_has_no_pool_line() -> None:
