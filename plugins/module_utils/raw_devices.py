@@ -13,7 +13,8 @@ from .pve_conf import RawLine
 
 __all__ = ["raw_device_notices"]
 
-_ALLOW = re.compile(r"^c (\d+|\*):")
+# "a" allows every device, with or without numbers behind it.
+_ALLOW = re.compile(r"^(?:c (\d+|\*):|a(?: |$))")
 
 
 def raw_device_notices(raw: Sequence[RawLine], majors: Mapping[str, int], given: Sequence[str] = ()) -> list[str]:
@@ -29,7 +30,9 @@ def raw_device_notices(raw: Sequence[RawLine], majors: Mapping[str, int], given:
     ]
     if not bound:
         return []
-    allowed = {match[1] for key, value in raw if key.endswith("devices.allow") and (match := _ALLOW.match(value))}
+    allowed = {
+        match[1] or "*" for key, value in raw if key.endswith("devices.allow") and (match := _ALLOW.match(value))
+    }
     notices = []
     if "*" not in allowed:
         numbers = ", ".join(sorted(allowed)) or "nothing"

@@ -6,6 +6,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from servelab.shared.driver_version import node_problems
 from servelab.shared.pve_conf import parse_conf
 from servelab.shared.raw_devices import raw_device_notices
@@ -44,6 +46,12 @@ def test_lines_that_are_right_are_left_alone_unless_dev_entries_replace_them() -
     assert raw_device_notices(raw, {"/dev/nvidia0": 195}) == []
     (notice,) = raw_device_notices(raw, {"/dev/nvidia0": 195}, ["/dev/nvidia0"])
     assert "Take those lines out" in notice
+
+
+@pytest.mark.parametrize("everything", ["a", "a *:* rwm", "c *:* rwm"])
+def test_a_guest_that_may_use_every_device_has_no_wrong_major(everything: str) -> None:
+    raw = [("lxc.cgroup2.devices.allow", everything), ("lxc.mount.entry", "/dev/nvidia0 dev/nvidia0 none bind")]
+    assert raw_device_notices(raw, {"/dev/nvidia0": 195}) == []
 
 
 def test_a_bound_device_that_the_node_lost_is_named() -> None:
