@@ -25,6 +25,7 @@ from servelab.shared.gpu_holders import (
     unit_of,
     unit_owners,
 )
+from servelab.shared.gpu_policy import plan
 
 HERE = Path(__file__).parent
 CASE = HERE / "cases" / "03-host-pids-in-container"
@@ -134,6 +135,31 @@ def test_node_pids_are_mapped_to_guests_and_their_own_pids(real_numbers):
     assert [h["gpus"] for h in seen["holders"]] == [[0], [1], [1]]
     assert seen["complete"] and seen["view"] == "node" and not seen["partial"]
     assert seen["gpus"] == [0, 1]
+
+
+def test_a_node_pid_means_nothing_in_the_guest_and_the_neighbour_is_named(real_numbers, tmp_path):
+    """Case 03 as a whole: 4127 is a holder on the node and the guest's own sshd inside."""
+    device_dir, node_proc = real_numbers
+    guest_proc = tmp_path / "guest-proc"
+    guest_proc.mkdir()
+    (guest_proc / "devices").write_text(PROC_DEVICES)
+    held = {4127: "nvidia0", 4128: "nvidia1", 4555: "nvidia1"}
+    for pid, node in held.items():
+        status, cgroup = ((CASE / f"host_proc_{pid}_{what}.txt").read_text() for what in ("status", "cgroup"))
+        make_proc(node_proc, pid, status, cgroup, [device_dir / node])
+    # The same processes by their PIDs inside; a process started at one moment, whoever looks.
+    for pid, node in ((1502, "nvidia0"), (1503, "nvidia1")):
+        make_proc(guest_proc, pid, "Name:\tsglang::schedul\n", "0::/user.slice\n", [device_dir / node])
+        twin = node_proc / str(pid + 2625) / "stat"
+        twin.write_text((guest_proc / str(pid) / "stat").read_text())
+    make_proc(guest_proc, 4127, "Name:\tsshd\n", "0::/system.slice/ssh.service\n", ["socket:[1]"])
+    guest, node = scan(str(device_dir), str(guest_proc), "guest"), scan(str(device_dir), str(node_proc), "node")
+    assert [holder["pid"] for holder in guest["holders"]] == [1502, 1503]
+    decided = plan(guest, node, 129, force=True)
+    assert [(holder["pid"], holder["node_pid"]) for holder in decided["release"]] == [(1502, 4127), (1503, 4128)]
+    assert decided["release_on_node"] == []
+    (neighbour,) = decided["refuse"]
+    assert neighbour["node_pid"] == 4555 and neighbour["gpus"] == [1] and "guest 131" in neighbour["action"]
 
 
 def test_by_real_numbers_another_inode_and_another_name_are_holders_too(real_numbers, tmp_path):

@@ -67,6 +67,19 @@ def test_a_table_with_unknown_memory_is_neither_clean_nor_busy():
     assert any("GPU 2" in reason for reason in verdict["reasons"])
 
 
+@pytest.mark.parametrize("table", [with_units, without_header])
+def test_the_whole_table_is_not_clean_and_names_what_is_unknown(table):
+    assert EXPECTED["cleanup_verdict"] == "UNKNOWN, not clean"
+    verdict = memory_verdict(table(), THRESHOLD)
+    # One card is certainly in use, which says more than "unknown"; the two unknown ones are named all the same.
+    assert verdict["clean"] is False
+    assert verdict["reasons"] == [
+        "GPU 1 has 91000 MiB in use, more than 64 MiB",
+        "GPU 2 does not tell how much memory is in use",
+        "GPU 3 must be reset",
+    ]
+
+
 @pytest.mark.parametrize(
     ("file", "name", "word_in_remedy"),
     [

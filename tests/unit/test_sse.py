@@ -2,11 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from servelab.load.capture import Record
 from servelab.load.http import BadResponse, parse_response
+from servelab.load.metrics import Tally, Window
 from servelab.load.rows import interpret
 from servelab.shared.sse import Reply, read_reply, split_events
 
@@ -51,6 +53,27 @@ def test_reasoning_is_the_first_text_and_the_answer_comes_later() -> None:
     # the last token came without text, at 930: it belongs to the last delta with text
     assert reply.chunks == [(120, 1), (400, 19), (900, 22)]
     assert reply.finish_reason == "length"
+
+
+def level(name: str) -> dict[str, Any]:
+    """The figures of a level of one request, sent at 0, that got this stream."""
+    tally = Tally(Window(-1, 10_000 * MS, 1.0))
+    reply = case(name)
+    reply.chunks = [(time * MS, tokens) for time, tokens in reply.chunks]
+    tally.add(record([b""], [6000 * MS]), reply)
+    return tally.summary(1, 1.0, False, 0.0)
+
+
+def test_the_figures_of_the_case() -> None:
+    expected = json.loads((CASES / "15-sse-streams" / "expected.json").read_text())
+    several = level("multi_token")
+    # 9 tokens behind the first delta in 90 ms
+    assert several["ttft_ms"]["mean"] == expected["multi_token"]["ttft_ms"] == 100
+    assert 1000 / several["tpot_ms"]["mean"] == expected["multi_token"]["decode_tok_s"] == 100.0
+    assert level("reasoning")["ttft_ms"]["mean"] == expected["reasoning"]["ttft_ms"] == 120
+    for name in ("error_midstream", "cut"):
+        failed = level(name)
+        assert (failed["requests"]["failed"], failed["ttft_ms"]["n"], failed["e2e_ms"]["n"]) == (1, 0, 0)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("error_midstream", "in_band"), ("no_usage", "no_usage"), ("cut", "cut")])
