@@ -7,6 +7,8 @@
     weights.resize(52000)           # it grew
     weights.release()               # closed; forgetting to is fine, death of the process releases too
 
+From a shell, until it is killed: python3 -m servelab_lab.gpu.claim 3=47000 5
+
 Several claims of one process on one card add up. A claim survives fork and, unlike a real context, is kept over exec
 only with `inheritable=True` (for children that must be seen holding a card their parent opened).
 
@@ -17,6 +19,8 @@ device filter refuses it: what the real thing reports as "no CUDA-capable device
 from __future__ import annotations
 
 import os
+import signal
+import sys
 from pathlib import Path
 from types import TracebackType
 
@@ -71,3 +75,11 @@ class Claim:
 def claim(card: int, mib: int | None = None, *, inheritable: bool = False) -> Claim:
     """Open /dev/nvidia<card> and use `mib` MiB of it (512 when None); keep the handle while the card is held."""
     return Claim(card, mib, inheritable=inheritable)
+
+
+if __name__ == "__main__":
+    held = [
+        claim(int(card), int(mib) if mib else None) for card, _, mib in (word.partition("=") for word in sys.argv[1:])
+    ]
+    while held:
+        signal.pause()

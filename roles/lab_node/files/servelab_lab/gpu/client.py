@@ -22,6 +22,8 @@ MISMATCH = (
     f"NVML library version: {DRIVER_VERSION.rpartition('.')[0]}\n"
 )
 
+LOST = "Unable to determine the device handle for GPU{}: {}: GPU is lost.  Reboot the system to recover this GPU\n"
+
 
 class DriverError(Exception):
     """nvidia-smi cannot work: `str()` is what it prints on stdout, `code` its exit status."""
@@ -39,6 +41,8 @@ class Gpu:
     card: Card
     processes: list[Holder]
     values: dict[str, str] = field(default_factory=dict)
+    # Fallen off the bus: the driver still counts it, and can say nothing else about it.
+    lost: bool = False
 
     @property
     def used_mib(self) -> int:
@@ -98,7 +102,13 @@ def look(sock: Path, dev: Path = Path("/dev"), proc: Path = Path("/proc")) -> St
         Holder(p["pid"], p["card"], p["mib"], p["name"] if named else "[Not Found]") for p in said["processes"]
     ]
     gpus = [
-        Gpu(index, Card(minor), [p for p in processes if p.card == minor], said["values"].get(str(minor), {}))
+        Gpu(
+            index,
+            Card(minor),
+            [p for p in processes if p.card == minor],
+            said["values"].get(str(minor), {}),
+            minor in said["lost"],
+        )
         for index, minor in enumerate(visible)
     ]
     return State(said["driver_version"], said["cuda_version"], gpus)

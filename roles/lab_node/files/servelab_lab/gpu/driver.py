@@ -7,13 +7,14 @@ connection to /run/servelab-gpu/driver.sock is answered with one JSON document a
 
     {"driver_version", "cuda_version", "pid_namespace": "pid:[…]", "fault": null or a word,
      "cards": [0, 1, …], "processes": [{"pid", "card", "mib", "name"}],
-     "values": {"3": {"memory.used": "[GPU requires reset]"}}}
+     "values": {"3": {"memory.used": "[GPU requires reset]"}}, "lost": [3]}
 
 /srv/servelab-lab/faults.json may switch on failures:
 
-    {"gpu": {"fault": "hang", "no_devices", "mismatch" or "no_driver", "values": {card: {query field: text}}}}
+    {"gpu": {"fault": "hang", "no_devices", "mismatch" or "no_driver", "values": {card: {query field: text}},
+             "lost": [card], "nodes": {name below /dev: "missing", "moved" or "file"}}}
 
-It is read at every question; without it all is well.
+It is read at every question, the nodes at start, as at a boot; without it all is well. servelab_lab.faults writes it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ import argparse
 import json
 import os
 import socketserver
-import stat
 import subprocess
 import sys
 import threading
@@ -30,13 +30,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .cards import CARDS, CUDA_VERSION, DRIVER_VERSION, NODE_RDEV, SOCKET, cards
+from .cards import CARDS, CUDA_VERSION, DRIVER_VERSION, SOCKET, cards
+from .nodes import lay
 from .scan import holders
 
 FAULTS = "/srv/servelab-lab/faults.json"
 # Where a container that may nest has its uncovered proc.
 LXC_PROC = Path("/dev/.lxc/proc")
-HELPER_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
 VERSION_TEXT = (
     f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {DRIVER_VERSION}  Release Build  (servelab@simulated)\n"
     "GCC version:  gcc version 14.2.0 (Debian 14.2.0-19)\n"
@@ -65,6 +65,7 @@ def answer(count: int, proc: Path, gpu_faults: dict[str, Any]) -> dict[str, Any]
         "cards": [card.minor for card in cards(count)],
         "processes": [asdict(holder) for holder in holders(proc)],
         "values": gpu_faults.get("values", {}),
+        "lost": gpu_faults.get("lost", []),
     }
 
 
@@ -92,15 +93,6 @@ class _Handler(socketserver.BaseRequestHandler):
         if gpu_faults.get("fault") == "no_driver":
             return
         self.request.sendall(json.dumps(answer(self.server.count, self.server.proc, gpu_faults)).encode())
-
-
-def make_nodes(count: int, dev: Path) -> None:
-    """Make the device nodes that are not there; 0666, as the real driver's udev rules do."""
-    for name in [f"nvidia{card.minor}" for card in cards(count)] + list(HELPER_NODES):
-        node = dev / name
-        if not node.exists():
-            os.mknod(node, stat.S_IFCHR | 0o666, NODE_RDEV)
-            node.chmod(0o666)
 
 
 def make_proc_entry(proc: Path, pristine: Path) -> None:
@@ -135,7 +127,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--only-answer", action="store_true", help="make no nodes and mount nothing")
     options = parser.parse_args(argv)
     if not options.only_answer:
-        make_nodes(options.cards, Path("/dev"))
+        lay(options.cards, Path("/dev"), faults(options.faults).get("nodes", {}))
         make_proc_entry(Path("/proc"), Path("/run/servelab-proc"))
     _Server(options.socket, options.cards, options.faults, Path("/proc")).serve_forever()
     return 0

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .cards import CUDA_VERSION, DRIVER_VERSION, MODEL, SOCKET
-from .client import DriverError, State, look
+from .client import LOST, DriverError, State, look
 from .smi_query import QueryError, query_apps, query_gpu
 from .smi_report import report
 from .smi_table import table
@@ -91,6 +91,14 @@ def _only(state: State, ids: list[str]) -> State:
     return replace(state, gpus=chosen)
 
 
+def _reached(state: State) -> State:
+    """The same, or the sentence about the first card that has fallen off the bus: the real tool then shows no other."""
+    for gpu in state.gpus:
+        if gpu.lost:
+            raise DriverError(LOST.format(gpu.index, gpu.card.bus_id.removeprefix("0000")), 15)
+    return state
+
+
 def _list(state: State) -> str:
     return "".join(f"GPU {gpu.index}: {MODEL} (UUID: {gpu.card.uuid})\n" for gpu in state.gpus)
 
@@ -113,11 +121,11 @@ def _topo(arguments: list[str], state: State) -> str:
 
 def _answer(arguments: list[str], sock: Path, dev: Path) -> str:
     if arguments[:1] == ["topo"]:
-        return _topo(arguments[1:], look(sock, dev))
+        return _topo(arguments[1:], _reached(look(sock, dev)))
     asked = _parse(arguments)
     if asked.what == "help":
         return _HELP
-    state = _only(look(sock, dev), asked.ids)
+    state = _reached(_only(look(sock, dev), asked.ids))
     if asked.what == "gpu":
         return query_gpu(state, asked.fields, asked.style)
     if asked.what == "apps":

@@ -27,12 +27,18 @@ def _short(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 3]}..."
 
 
+def _or_error(gpu: Gpu, field: str, shown: str) -> str:
+    return "ERR!" if field in gpu.values else shown
+
+
 def _card(gpu: Gpu) -> list[str]:
-    memory = f"{gpu.used_mib}MiB / {MEMORY_TOTAL_MIB:>6}MiB"
-    usage = f"{power_w(gpu):.0f}W / {POWER_CAP_W:>4}W"
+    # What the driver cannot read is ERR! here, and a word in brackets where it is queried.
+    memory = f"{_or_error(gpu, 'memory.used', f'{gpu.used_mib}MiB')} / {MEMORY_TOTAL_MIB:>6}MiB"
+    usage = f"{_or_error(gpu, 'power.draw', f'{power_w(gpu):.0f}W')} / {POWER_CAP_W:>4}W"
+    heat, state = _or_error(gpu, "temperature.gpu", f"{temperature_c(gpu)}C"), _or_error(gpu, "pstate", pstate(gpu))
     return [
         f"| {gpu.index:>3}  {_short(MODEL, 27):<27}    On  | {gpu.card.bus_id:>18} Off | {'0':>20} |",
-        f"| N/A  {temperature_c(gpu):>3}C    {pstate(gpu)}  {usage:>22} | {memory:>22} | {'0%':>7} {'Default':>12} |",
+        f"| N/A  {heat:>4}    {state:<4}{usage:>22} | {memory:>22} | {'0%':>7} {'Default':>12} |",
         f"|{'':41}|{'':24}| {'Disabled':>20} |",
         _RULE,
     ]

@@ -17,6 +17,8 @@ from .cost import profile_names
 
 VARIABLE = "SERVELAB_LAB_SERVER_JSON"
 DEFAULT = "/opt/servelab-lab/server.json"
+# Beside it: what the lab's switchboard has on, over what the file itself says.
+SWITCHED = "faults.json"
 # Set in unit tests on machines without simulated cards: the schedulers hold nothing.
 NO_GPU = "SERVELAB_LAB_NO_GPU"
 
@@ -77,10 +79,20 @@ def load_config(environ: Mapping[str, str] = os.environ) -> Config:
         raise ConfigError(f"{path} is not JSON: {error}.") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path} must hold a JSON object, not {type(data).__name__}.")
+    data |= _switched(path.with_name(SWITCHED))
     errors = list(_errors(data))
     if errors:
         raise ConfigError("\n".join(f"{path}: {error}" for error in errors))
     return Config(**data)
+
+
+def _switched(path: Path) -> dict[str, Any]:
+    """The switchboard's "server" part: faults and survivors. A file that is not there or broken switches nothing on."""
+    try:
+        server = json.loads(path.read_text(encoding="utf-8"))["server"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return server if isinstance(server, dict) else {}
 
 
 def _errors(data: Mapping[str, Any]) -> list[str]:
