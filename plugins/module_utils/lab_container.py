@@ -1,11 +1,15 @@
-"""Which processes and mounts of the host belong to a lab's container: what may be killed and unmounted."""
+"""Which processes, mounts and cgroups of the host belong to a lab's container: what may be killed and taken away."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
-from pathlib import PurePath
+import signal
+import time
+from pathlib import Path, PurePath
 
-__all__ = ["belongs_to", "mounts_under"]
+__all__ = ["belongs_to", "kill_processes_of", "mounts_under", "processes_of", "remove_cgroups_of"]
 
 
 def belongs_to(cgroup: str, container: str) -> bool:
@@ -25,3 +29,38 @@ def mounts_under(mountinfo: str, directory: PurePath) -> list[str]:
         if PurePath(point).is_relative_to(directory):
             points.append(point)
     return points[::-1]
+
+
+def processes_of(name: str) -> list[int]:
+    """Processes of a container by their cgroup; finds them where its supervisor is gone too."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if belongs_to((entry / "cgroup").read_text(), name):
+                    found.append(int(entry.name))
+    return found
+
+
+def kill_processes_of(name: str, seconds: float = 30) -> list[int]:
+    """End every process of the container; with its init all of its pid namespace ends, guests included.
+
+    Returns those that are still there after `seconds`.
+    """
+    deadline = time.monotonic() + seconds
+    while (found := processes_of(name)) and time.monotonic() < deadline:
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.1)
+    return found
+
+
+def remove_cgroups_of(name: str) -> None:
+    """Remove the empty cgroups that a container leaves when its supervisor is killed."""
+    for top, directories, _ in os.walk("/sys/fs/cgroup"):
+        for directory in [each for each in directories if belongs_to(f"0::/{each}", name)]:
+            directories.remove(directory)
+            for below, _, _ in os.walk(Path(top, directory), topdown=False):
+                with contextlib.suppress(OSError):
+                    Path(below).rmdir()

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["EscapeError", "Wanted", "delete", "differs", "put", "surplus", "tree"]
+__all__ = ["EscapeError", "Wanted", "delete", "differs", "place", "put", "surplus", "tree"]
 
 _BYTE_CODE = "__pycache__"
 
@@ -115,6 +115,34 @@ def put(root: Path, item: Wanted) -> None:
         os.chown(half, item.owner, item.owner, follow_symlinks=False)
     if half != target:
         half.replace(target)
+
+
+def place(root: Path, path: str, source: Path, *, pretend: bool = False) -> bool:
+    """Have the large file `source` at `path`: a hard link where the file system is the same, else a copy.
+
+    Whether anything had to be done; with `pretend` it is only told. Time and size tell a copy from another file.
+    Raises EscapeError.
+    """
+    target = root / path.lstrip("/")
+    try:
+        old, new = target.stat(), source.stat()
+        if (old.st_dev, old.st_ino) == (new.st_dev, new.st_ino):
+            return False
+        if (old.st_size, old.st_mtime_ns) == (new.st_size, new.st_mtime_ns):
+            return False
+    except FileNotFoundError:
+        pass
+    if pretend:
+        return True
+    _place(root, path.lstrip("/"))
+    half = target.with_name(f".{target.name}.half")
+    half.unlink(missing_ok=True)
+    try:
+        os.link(source, half)
+    except OSError:
+        shutil.copy2(source, half)
+    half.replace(target)
+    return True
 
 
 def delete(root: Path, path: str) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import tarfile
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["ImageFile", "Recipe", "recipe"]
+__all__ = ["ImageFile", "Recipe", "recipes"]
 
 # Raise it when the way of building changes in a manner that the recipe itself does not show.
 FORMAT = 1
@@ -44,8 +45,13 @@ class Recipe:
         return hashlib.sha256(json.dumps([stated, laid]).encode()).hexdigest()[:12]
 
     @property
+    def key(self) -> str:
+        """What tells it from the other images of today: name and release."""
+        return f"{self.name}-{self.suite}"
+
+    @property
     def file_name(self) -> str:
-        return f"{self.name}-{self.suite}-{self.digest}.tar.zst"
+        return f"{self.key}-{self.digest}.tar.zst"
 
     def overlay(self) -> bytes:
         """The files as a tar archive owned by root; without directory members, so that no directory's mode changes."""
@@ -63,16 +69,19 @@ class Recipe:
         return buffer.getvalue()
 
 
-def recipe(stated: dict[str, Any]) -> Recipe:
-    """From the shape that the module `lab_image` takes."""
-    return Recipe(
-        name=stated["name"],
-        suite=stated["suite"],
-        sources=tuple(stated["sources"]),
-        packages=tuple(stated["packages"]),
-        files=tuple(
-            ImageFile(file["path"], file.get("content") or "", file.get("mode") or "0644", file.get("link"))
-            for file in stated.get("files") or []
-        ),
-        run=stated.get("run") or "",
-    )
+def recipes(stated: dict[str, Any]) -> list[Recipe]:
+    """From the shape that the module `lab_image` takes, one for each suite. SUITE in a source stands for it."""
+    return [
+        Recipe(
+            name=stated["name"],
+            suite=suite,
+            sources=tuple(re.sub(r"\bSUITE\b", suite, source) for source in stated["sources"]),
+            packages=tuple(stated["packages"]),
+            files=tuple(
+                ImageFile(file["path"], file.get("content") or "", file.get("mode") or "0644", file.get("link"))
+                for file in stated.get("files") or []
+            ),
+            run=stated.get("run") or "",
+        )
+        for suite in stated["suites"]
+    ]

@@ -8,12 +8,12 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 ---
 module: lab_container
-short_description: Unpack, start and remove the LXC container that plays a node
+short_description: Unpack and start the LXC container that plays a node
 version_added: 0.1.0
 description:
   - The container lies under a directory of the lab, not under C(/var/lib/lxc), and so is never in the way of others.
-  - Removal copes with whatever an interrupted run left, that is a container without a configuration, without a monitor
-    process, or half unpacked.
+  - Whatever an interrupted run left is coped with, that is a container without a configuration, without a monitor
+    process, or half unpacked. M(servelab.sglang.lab_remove) takes it away.
 options:
   lxc_path:
     description: The directory that holds the container's directory.
@@ -25,21 +25,29 @@ options:
     required: true
   image:
     description:
-      - The root file system as C(.tar.zst). Needed unless O(state=absent).
+      - The root file system as C(.tar.zst).
       - A container that exists keeps the root file system it has.
     type: path
+    required: true
   config:
     description:
       - Lines of the LXC configuration; the name and the place of the root file system are added.
-      - A running container whose configuration changes is restarted. Needed unless O(state=absent).
+      - A running container whose configuration changes is restarted.
     type: list
     elements: str
+    required: true
+  place:
+    description:
+      - Large files of this machine that the container is to have, as a path in it and the file.
+      - They are hard links where that is possible, and copied where it is not.
+    type: dict
+    default: {}
   state:
     description:
       - V(created) unpacks and configures; a running container with another configuration is stopped.
       - V(started) starts it too.
     type: str
-    choices: [created, started, absent]
+    choices: [created, started]
     default: started
 attributes:
   check_mode:
@@ -67,6 +75,10 @@ changes:
   returned: always
   type: list
   elements: str
+exists:
+  description: Whether the root file system is there; in check mode it may not be.
+  returned: always
+  type: bool
 rootfs:
   description: The root file system's directory.
   returned: always
@@ -77,37 +89,14 @@ image:
   type: str
 """
 
-import contextlib
 import os
 import shutil
-import signal
-import time
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.servelab.sglang.plugins.module_utils.lab_container import belongs_to, mounts_under
+from ansible_collections.servelab.sglang.plugins.module_utils.lab_container import kill_processes_of
+from ansible_collections.servelab.sglang.plugins.module_utils.lab_files import EscapeError, place
 from ansible_collections.servelab.sglang.plugins.module_utils.lab_host import with_sbin
-
-
-def processes_of(name: str) -> list[int]:
-    """Processes of a container by their cgroup; finds them where its supervisor is gone too."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                if belongs_to((entry / "cgroup").read_text(), name):
-                    found.append(int(entry.name))
-    return found
-
-
-def remove_cgroups_of(name: str) -> None:
-    """Remove the empty cgroups that a container leaves when its supervisor is killed."""
-    for top, directories, _ in os.walk("/sys/fs/cgroup"):
-        for directory in [each for each in directories if belongs_to(f"0::/{each}", name)]:
-            directories.remove(directory)
-            for below, _, _ in os.walk(Path(top, directory), topdown=False):
-                with contextlib.suppress(OSError):
-                    Path(below).rmdir()
 
 
 class Container:
@@ -163,49 +152,25 @@ class Container:
                 half_config.rename(self.config)
 
     def start(self) -> None:
-        if (self.running() and not self.changes) or not self.changing("start it"):
+        if self.running() or not self.changing("start it"):
             return
         # A supervisor that was killed leaves its container behind, and a second one on the same files would spoil both.
-        self.kill()
+        if left := kill_processes_of(self.name):
+            self.module.fail_json(msg=f"Processes of {self.name} do not end: {left}. See `ps -o pid,stat,args`.")
         code, _, err = self.lxc("lxc-start", "-d", "-o", str(self.log), "-l", "WARN")
         if code != 0:
             told = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
             why = "; ".join(line for line in told[-12:] if " ERROR " in line) or err.strip()
             self.module.fail_json(msg=f"LXC could not start {self.name}: {why}. More is in {self.log}.")
 
-    def kill(self) -> None:
-        """End every process of the container; with its init all of its pid namespace ends, guests included."""
-        deadline = time.monotonic() + 30
-        while (found := processes_of(self.name)) and time.monotonic() < deadline:
-            for pid in found:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.2)
-        if found:
-            self.module.fail_json(msg=f"Processes of {self.name} do not end: {found}. See `ps -o pid,stat,args`.")
-
-    def remove(self) -> None:
-        running = self.running() or bool(processes_of(self.name))
-        if running and self.changing("stop it"):
-            if self.config.exists():
-                self.lxc("lxc-stop", "-k")
-            self.kill()
-        points = mounts_under(Path("/proc/self/mountinfo").read_text(), self.directory)
-        if points and self.changing(f"unmount {', '.join(points)}"):
-            for point in points:
-                self.module.run_command(["umount", point], check_rc=True)
-        if self.directory.exists() and self.changing(f"delete {self.directory}"):
-            shutil.rmtree(self.directory)
-        # LXC keeps a lock file for each place it has seen.
-        locks = Path("/run/lxc/lock", str(self.lxc_path).lstrip("/"))
-        if not self.module.check_mode:
-            remove_cgroups_of(self.name)
-            self.log.unlink(missing_ok=True)
-            (locks / f".{self.name}").unlink(missing_ok=True)
-            with contextlib.suppress(OSError):
-                while locks != Path("/run/lxc/lock"):
-                    locks.rmdir()
-                    locks = locks.parent
+    def place(self, files: dict[str, str]) -> None:
+        for path, source in files.items():
+            try:
+                # In check mode there may be neither the image nor the container.
+                if place(self.rootfs, path, Path(source), pretend=self.module.check_mode):
+                    self.changes.append(f"put {Path(source).name} to {path}")
+            except EscapeError as error:
+                self.module.fail_json(msg=str(error))
 
 
 def main() -> None:
@@ -213,11 +178,11 @@ def main() -> None:
         argument_spec={
             "lxc_path": {"type": "path", "required": True},
             "name": {"type": "str", "required": True},
-            "image": {"type": "path"},
-            "config": {"type": "list", "elements": "str"},
-            "state": {"type": "str", "choices": ["created", "started", "absent"], "default": "started"},
+            "image": {"type": "path", "required": True},
+            "config": {"type": "list", "elements": "str", "required": True},
+            "place": {"type": "dict", "default": {}},
+            "state": {"type": "str", "choices": ["created", "started"], "default": "started"},
         },
-        required_if=[("state", state, ["image", "config"]) for state in ("created", "started")],
         supports_check_mode=True,
     )
     os.environ["PATH"] = with_sbin(os.environ.get("PATH", ""))
@@ -225,15 +190,13 @@ def main() -> None:
     if os.geteuid() != 0 and not module.check_mode:
         module.fail_json(msg="A lab's container is root's business: run this as root.")
     container = Container(module)
-    if module.params["state"] == "absent":
-        container.remove()
-    else:
-        lines = [f"lxc.rootfs.path = dir:{container.rootfs}", *module.params["config"]]
-        container.create(Path(module.params["image"]), "\n".join(lines) + "\n")
-        if module.params["state"] == "started":
-            container.start()
+    lines = [f"lxc.rootfs.path = dir:{container.rootfs}", *module.params["config"]]
+    container.create(Path(module.params["image"]), "\n".join(lines) + "\n")
+    container.place(module.params["place"])
+    if module.params["state"] == "started":
+        container.start()
     origin = container.origin.read_text().strip() if container.origin.exists() else ""
-    image = Path(module.params["image"] or origin).name
+    image = Path(module.params["image"]).name
     if module.params["state"] == "started" and origin not in ("", image):
         module.warn(
             f"{container.name} was made from {origin} and today's image is {image}. It is kept as it is; "
@@ -242,6 +205,7 @@ def main() -> None:
     module.exit_json(
         changed=bool(container.changes),
         changes=container.changes,
+        exists=container.rootfs.exists(),
         rootfs=str(container.rootfs),
         image=origin,
         diff=container.diff,

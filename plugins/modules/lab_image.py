@@ -28,12 +28,13 @@ options:
         description: Begins the file's name.
         type: str
         required: true
-      suite:
-        description: Debian's release, as V(trixie).
-        type: str
+      suites:
+        description: Debian's releases, as V(trixie); each makes an image of its own.
+        type: list
+        elements: str
         required: true
       sources:
-        description: One-line apt sources.
+        description: One-line apt sources. The word V(SUITE) in them is the release.
         type: list
         elements: str
         required: true
@@ -83,23 +84,23 @@ EXAMPLES = r"""
     cache: /var/cache/servelab-lab/images
     images:
       - name: node
-        suite: trixie
-        sources: ["deb http://deb.debian.org/debian trixie main"]
+        suites: [trixie]
+        sources: ["deb http://deb.debian.org/debian SUITE main"]
         packages: [systemd-sysv, openssh-server]
 """
 
 RETURN = r"""
 paths:
-  description: Where each image is, by name.
+  description: Where each image is, by name and release, as V(node-trixie).
   returned: always
   type: dict
 built:
-  description: Names of the images that were built, or would be.
+  description: Names and releases of the images that were built, or would be.
   returned: always
   type: list
   elements: str
 seconds:
-  description: How long each build took, by name.
+  description: How long each build took, by name and release.
   returned: always
   type: dict
 """
@@ -116,7 +117,7 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.servelab.sglang.plugins.module_utils.lab_host import with_sbin
-from ansible_collections.servelab.sglang.plugins.module_utils.lab_image import Recipe, recipe
+from ansible_collections.servelab.sglang.plugins.module_utils.lab_image import Recipe, recipes
 
 
 class BuildError(Exception):
@@ -133,8 +134,8 @@ def build(wanted: Recipe, cache: Path) -> float:
     The work happens in a directory of its own on the cache's file system. What a cut-off build left goes first.
     """
     final = cache / wanted.file_name
-    work = cache / f".{wanted.name}.work"
-    with (cache / f".{wanted.name}.lock").open("w") as lock:
+    work = cache / f".{wanted.key}.work"
+    with (cache / f".{wanted.key}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if final.exists():
             return 0.0
@@ -142,7 +143,7 @@ def build(wanted: Recipe, cache: Path) -> float:
         work.mkdir(mode=0o755)
         started = time.monotonic()
         (work / "overlay.tar").write_bytes(wanted.overlay())
-        log = cache / f"{wanted.name}.log"
+        log = cache / f"{wanted.key}.log"
         command = [
             "mmdebstrap",
             "--mode=root",
@@ -168,12 +169,12 @@ def build(wanted: Recipe, cache: Path) -> float:
         if code != 0:
             errors = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("E:")]
             raise BuildError(
-                f"mmdebstrap could not build the image {wanted.name} (exit {code}): "
+                f"mmdebstrap could not build the image {wanted.key} (exit {code}): "
                 f"{' '.join(errors[-3:]) or 'no error line'} — the whole story is in {log}."
             )
         (work / "image.tar.zst").rename(final)
         shutil.rmtree(work)
-        for old in cache.glob(f"{wanted.name}-*.tar.zst"):
+        for old in cache.glob(f"{wanted.key}-*.tar.zst"):
             if old != final and time.time() - old.stat().st_mtime > 14 * 86400:
                 old.unlink()
         return time.monotonic() - started
@@ -188,7 +189,7 @@ def main() -> None:
     }
     image_spec = {
         "name": {"type": "str", "required": True},
-        "suite": {"type": "str", "required": True},
+        "suites": {"type": "list", "elements": "str", "required": True},
         "sources": {"type": "list", "elements": "str", "required": True},
         "packages": {"type": "list", "elements": "str", "required": True},
         "files": {"type": "list", "elements": "dict", "default": [], "options": file_spec},
@@ -203,20 +204,20 @@ def main() -> None:
     )
     os.environ["PATH"] = with_sbin(os.environ.get("PATH", ""))
     cache = Path(module.params["cache"])
-    recipes = [recipe(stated) for stated in module.params["images"]]
-    missing = [wanted for wanted in recipes if not (cache / wanted.file_name).exists()]
+    wanted_ones = [one for stated in module.params["images"] for one in recipes(stated)]
+    missing = [wanted for wanted in wanted_ones if not (cache / wanted.file_name).exists()]
     seconds = {}
     if missing and not module.check_mode:
         with ThreadPoolExecutor(len(missing)) as pool:
-            running = {wanted.name: pool.submit(build, wanted, cache) for wanted in missing}
+            running = {wanted.key: pool.submit(build, wanted, cache) for wanted in missing}
         failures = [str(error) for job in running.values() if (error := job.exception()) is not None]
         if failures:
             module.fail_json(msg=" ".join(failures))
         seconds = {name: round(job.result(), 1) for name, job in running.items()}
     module.exit_json(
         changed=bool(missing),
-        paths={wanted.name: str(cache / wanted.file_name) for wanted in recipes},
-        built=[wanted.name for wanted in missing],
+        paths={wanted.key: str(cache / wanted.file_name) for wanted in wanted_ones},
+        built=[wanted.key for wanted in missing],
         seconds=seconds,
     )
 
