@@ -61,6 +61,11 @@ in_use:
   returned: always
   type: list
   elements: str
+measuring:
+  description: Units of load clients at work. What they measure is spoilt by whoever stops or starts a server.
+  returned: always
+  type: list
+  elements: str
 """
 
 from pathlib import Path
@@ -68,6 +73,7 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 
 OURS = ("bench", "prove")
+CLIENTS = "servelab-load-*.service"
 
 
 def main() -> None:
@@ -93,7 +99,10 @@ def main() -> None:
             }
         )
     in_use = [unit["unit"] for unit in units if unit["running"] and unit["owner"] not in OURS]
-    module.exit_json(changed=False, units=units, in_use=in_use)
+    command = ["systemctl", "list-units", "--plain", "--no-legend", "--state=active,activating", CLIENTS]
+    _, out, _ = module.run_command(command)
+    measuring = [line.split()[0] for line in out.splitlines() if line.strip()]
+    module.exit_json(changed=False, units=units, in_use=in_use, measuring=measuring)
 
 
 if __name__ == "__main__":

@@ -146,5 +146,9 @@ def test_a_mode_that_cannot_start_is_a_failed_run_with_its_cause(guest):
         "-e", "mode=baseline", "-e", "campaign=broken", "-e", '{"levels": [1], "sglang_server_tp_size": 16}'
     )
     assert status != 0
-    assert "tp" in said.lower()
+    cause = "/dev/nvidia8"
+    assert cause in said
+    line = json.loads((RESULTS / "ledger.jsonl").read_text().splitlines()[-1])
+    assert (line["campaign"], line["status"]) == ("broken", "failed")
+    assert cause in line["reason"]
     assert not guest.run("systemctl list-units --no-legend --state=active 'servelab-*.service'").stdout
