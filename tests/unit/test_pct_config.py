@@ -13,7 +13,8 @@ from servelab.shared.pct_config import Wanted, canonical, create_argv, explain, 
 from servelab.shared.pve_conf import edit_raw, parse_conf
 
 CASES = Path(__file__).parent / "cases"
-CAPTURES = [json.loads(line) for line in (CASES / "pct/captures.jsonl").read_text().splitlines()]
+FIXTURES = Path(__file__).parent / "fixtures"
+CAPTURES = [json.loads(line) for line in (FIXTURES / "pct/captures.jsonl").read_text().splitlines()]
 NET = "name=eth0,bridge=vmbr0,gw=192.168.77.1,hwaddr=BC:24:11:4C:27:5A,ip=192.168.77.101/24,type=veth"
 GUEST = f"""\
 arch: amd64
