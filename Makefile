@@ -9,7 +9,8 @@ VENV := .venv
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 # Molecule looks for scenarios in extensions/ first; ours stand where people look.
 export MOLECULE_GLOB := molecule/*/molecule.yml
-SCENARIOS := $(notdir $(patsubst %/molecule.yml,%,$(wildcard molecule/*/molecule.yml)))
+# The lab of the tests, another one than the demo's.
+export TEST_LAB ?= test
 
 .PHONY: help
 help: ## this list
@@ -40,7 +41,7 @@ lab-down: venv ## remove the lab: containers, bridge, rules, state
 	scripts/preflight.sh --removal
 	status=0; \
 	ansible-playbook playbooks/lab_down.yml || status=$$?; \
-	SERVELAB_LAB=test ansible-playbook playbooks/lab_down.yml || status=$$?; \
+	SERVELAB_LAB=$(TEST_LAB) ansible-playbook playbooks/lab_down.yml || status=$$?; \
 	exit $$status
 
 clean: lab-down ## lab-down, and the caches, the environment and build products; results stay
@@ -52,7 +53,8 @@ readme: venv ## write the variables' tables of the roles' READMEs
 	scripts/readme.py
 
 .PHONY: test lint unit molecule
-test: preflight venv lint unit molecule ## test it: all that CI runs
+# With ROLE=name only that role's scenario; with KEEP=1 the lab of the tests stays up for the next time.
+test: preflight venv $(if $(ROLE),,lint unit) molecule ## test it: all that CI runs; ROLE=name: one role; KEEP=1: keep the lab
 
 lint: venv ## style and types
 	ruff check .
@@ -65,4 +67,4 @@ unit: venv ## the Python code
 	pytest
 
 molecule: preflight venv ## the roles and the two commands, end to end on real LXC
-	scripts/molecule.sh $(SCENARIOS)
+	scripts/molecule.sh $(ROLE)

@@ -1,4 +1,4 @@
-"""Hosts of the lab for testinfra, over ssh.
+"""Hosts of the lab for testinfra, over ssh, and playbooks run again to see what they would do.
 
 testinfra reads an inventory without evaluating its templates, and the lab's addresses are templates. So Ansible is
 asked once for what it would connect to, and testinfra's plain ssh backend does the rest.
@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,29 +28,88 @@ _ASKED = (
 @pytest.fixture(scope="session")
 def connections() -> dict[str, dict[str, Any]]:
     """How Ansible reaches each machine of the lab: {inventory name: {host, user, key, args}}."""
-    answer = subprocess.run(
-        [
-            "ansible",
-            "pve_nodes:gpu_guests",
-            "-i",
-            str(ROOT / "inventory/lab"),
-            "-m",
-            "debug",
-            "-a",
-            f"msg={{{{ {_ASKED} }}}}",
-        ],
-        env={
-            **os.environ,
-            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-            "ANSIBLE_LOAD_CALLBACK_PLUGINS": "1",
-            "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
-        },
-        capture_output=True,
-        text=True,
-        check=True,
+    inventory = str(ROOT / "inventory/lab")
+    answer = _ansible(
+        ["ansible", "pve_nodes:gpu_guests", "-i", inventory, "-m", "debug", "-a", f"msg={{{{ {_ASKED} }}}}"]
     )
-    (task,) = json.loads(answer.stdout)["plays"][0]["tasks"]
+    (task,) = _report(answer.stdout)["plays"][0]["tasks"]
     return {name: result["msg"] for name, result in task["hosts"].items()}
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a playbook did.
+
+    ok: no host failed. changed: (task without its role, host) of what changed or, with --check, would.
+    said: what failed hosts said, with line breaks taken out. diff: the texts before and after that --diff compares.
+    results: task without its role → the results of its runs, in order.
+    """
+
+    ok: bool
+    changed: list[tuple[str, str]]
+    said: str
+    diff: tuple[str, str]
+    results: dict[str, list[dict[str, Any]]]
+
+
+Play = Callable[..., Played]
+
+
+@pytest.fixture(scope="module")
+def play(request: pytest.FixtureRequest) -> Play:
+    """Run the scenario's converge.yml once more: play("--check", "--diff"), play(some_variable=value)."""
+    playbook = request.path.parent.parent / "converge.yml"
+
+    def run(*options: str, **variables: Any) -> Played:
+        command = ["ansible-playbook", "-i", str(ROOT / "inventory/lab"), *options, str(playbook)]
+        if variables:
+            command += ["-e", json.dumps(variables)]
+        done = _ansible(command)
+        report = _report(done.stdout)
+        tasks = [
+            (task["task"]["name"].rsplit(" : ", 1)[-1], host, result)
+            for one in report["plays"]
+            for task in one["tasks"]
+            for host, result in task["hosts"].items()
+        ]
+        results: dict[str, list[dict[str, Any]]] = {}
+        for name, _host, result in tasks:
+            results.setdefault(name, []).append(result)
+        failed = [result for _name, _host, result in tasks if result.get("failed") or result.get("unreachable")]
+        diffs = [diff for _name, _host, result in tasks for diff in _diffs(result)]
+        return Played(
+            ok=done.returncode == 0,
+            changed=[(name, host) for name, host, result in tasks if result.get("changed")],
+            said=re.sub(r"\s+", " ", " ".join(str(result.get("msg", result)) for result in failed)),
+            diff=(
+                "".join(str(diff.get("before", "")) for diff in diffs),
+                "".join(str(diff.get("after", "")) for diff in diffs),
+            ),
+            results=results,
+        )
+
+    return run
+
+
+def _diffs(result: dict[str, Any]) -> list[dict[str, Any]]:
+    diff = result.get("diff") or []
+    return [diff] if isinstance(diff, dict) else diff
+
+
+def _ansible(command: list[str]) -> subprocess.CompletedProcess[str]:
+    env = {
+        **os.environ,
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "ANSIBLE_LOAD_CALLBACK_PLUGINS": "1",
+        "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
+    }
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+
+
+def _report(output: str) -> dict[str, Any]:
+    """The callback's report, which comes last: a plugin may have printed lines before it."""
+    start = output.rfind("\n{\n") + 1
+    return json.loads(output[start:])
 
 
 def _connect(connection: dict[str, Any]) -> Host:

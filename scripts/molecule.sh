@@ -1,11 +1,62 @@
-#!/bin/sh
-# Run the named molecule scenarios in a lab of their own, which goes away whatever happens.
-set -eu
-export SERVELAB_LAB=test
-trap 'ansible-playbook playbooks/lab_down.yml' EXIT
-trap 'exit 130' INT TERM
-# Molecule remembers what it created, and the lab may have been removed behind its back.
-molecule reset --all >/dev/null 2>&1 || true
-for scenario in "$@"; do
-    molecule test --scenario-name "$scenario" --destroy always
+#!/usr/bin/env bash
+# Run molecule's scenarios one after the other on one lab: all of them, or those of one role.
+#   scripts/molecule.sh [ROLE]    KEEP=1 leaves the lab up for the next time
+# The lab is another one than the demo's; it is brought up once, and goes at the end, whatever happens.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export SERVELAB_LAB="${TEST_LAB:-test}"
+
+role="${1:-}"
+# `site` makes what most of the others use, so it comes first; each of them makes what it needs where it is not there.
+scenarios=(site)
+for file in molecule/*/molecule.yml; do
+    name=$(basename "$(dirname "$file")")
+    [ "$name" = site ] || scenarios+=("$name")
 done
+if [ -n "$role" ]; then
+    if [ ! -e "molecule/$role/molecule.yml" ]; then
+        echo "There is no scenario $role; there are: ${scenarios[*]}." >&2
+        exit 2
+    fi
+    scenarios=("$role")
+fi
+
+finish() {
+    status=$?
+    # A second Ctrl-C must not leave half a lab.
+    trap '' INT TERM
+    if [ -n "${KEEP:-}" ]; then
+        echo "The lab of the tests stays up: make lab-down removes it."
+    else
+        ansible-playbook playbooks/lab_down.yml || status=1
+    fi
+    exit "$status"
+}
+trap finish EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+run() { # command scenario [options]
+    # Molecule's own place is named after the last part of the checkout's path, so two checkouts would share it.
+    MOLECULE_EPHEMERAL_DIRECTORY="$PWD/.ansible/molecule/$SERVELAB_LAB/$2" molecule "$1" --scenario-name "$2" "${@:3}"
+}
+
+ansible-playbook playbooks/lab.yml
+echo "== the lab is up after $SECONDS s"
+failed=()
+for scenario in "${scenarios[@]}"; do
+    # What molecule remembers of an earlier run is about a lab that may be gone.
+    rm -rf ".ansible/molecule/$SERVELAB_LAB/$scenario"
+    started=$SECONDS
+    if run test "$scenario" --destroy never; then
+        echo "== $scenario: passed in $((SECONDS - started)) s"
+    else
+        failed+=("$scenario")
+        run cleanup "$scenario" || true
+        echo "== $scenario: FAILED after $((SECONDS - started)) s"
+    fi
+done
+if [ "${#failed[@]}" -gt 0 ]; then
+    echo "These scenarios failed: ${failed[*]}. One alone: make test ROLE=${failed[0]}" >&2
+    exit 1
+fi
