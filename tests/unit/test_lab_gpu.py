@@ -8,6 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -365,3 +366,37 @@ def test_a_broken_fault_file_breaks_nothing(node, capsys):
 
 def test_everyone_may_ask(node):
     assert stat.S_IMODE(Path(os.environ["SERVELAB_GPU_SOCKET"]).stat().st_mode) == 0o666
+
+
+def test_a_card_that_fell_off_the_bus_is_one_sentence_and_15(node):
+    node.write_text(json.dumps({"gpu": {"lost": [3]}}))
+    sentence = (
+        "Unable to determine the device handle for GPU3: 0000:61:00.0: GPU is lost.  "
+        "Reboot the system to recover this GPU\n"
+    )
+    assert smi() == (15, sentence)
+    assert smi("--query-gpu=index", "--format=csv,noheader") == (15, sentence)
+    assert smi("--query-gpu=index", "--format=csv,noheader", "-i", "2,4") == (0, "2\n4\n")
+
+
+def test_what_cannot_be_read_is_err_in_the_table(node):
+    unknown = dict.fromkeys(("power.draw", "temperature.gpu"), "[Unknown Error]")
+    node.write_text(json.dumps({"gpu": {"values": {"3": unknown}}}))
+    code, out = smi()
+    (row,) = [line for line in out.splitlines() if "ERR!" in line]
+    assert code == 0
+    assert row == ("| N/A  ERR!    P8            ERR! /  600W |       4MiB /  97887MiB |      0%      Default |")
+
+
+def test_another_node_has_other_cards(node, tmp_path, dev, proc, monkeypatch):
+    first = smi("-L")[1]
+    server = driver._Server(tmp_path / "second.sock", 8, node, proc, "pve2")
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    monkeypatch.setenv("SERVELAB_GPU_SOCKET", str(tmp_path / "second.sock"))
+    try:
+        second = smi("-L")[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert first.count("GPU-") == second.count("GPU-") == 8
+    assert not set(first.splitlines()) & set(second.splitlines())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+import zlib
 from dataclasses import dataclass
 
 DRIVER_VERSION = "580.95.05"
@@ -24,18 +25,23 @@ _SOCKET_CPUS = ("0-31,64-95", "32-63,96-127")
 
 @dataclass(frozen=True)
 class Card:
-    """One card. `minor` is the number in /dev/nvidia<minor>; the same everywhere, unlike nvidia-smi's index."""
+    """One card. `minor` is the number in /dev/nvidia<minor>; the same everywhere, unlike nvidia-smi's index.
+
+    `machine` names a second node: no two nodes have the same cards. The first has none.
+    """
 
     minor: int
+    machine: str = ""
 
     @property
     def uuid(self) -> str:
         """GPU-…, the same in every lab, so that results of two labs can be compared."""
-        return f"GPU-{uuid.uuid5(uuid.NAMESPACE_DNS, f'card{self.minor}.gpu.servelab')}"
+        name = ".".join(filter(None, (f"card{self.minor}", self.machine, "gpu.servelab")))
+        return f"GPU-{uuid.uuid5(uuid.NAMESPACE_DNS, name)}"
 
     @property
     def serial(self) -> str:
-        return str(1790025000001 + self.minor)
+        return str(1790025000001 + self.minor + 10 * zlib.crc32(self.machine.encode()))
 
     @property
     def bus(self) -> int:

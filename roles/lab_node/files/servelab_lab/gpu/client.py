@@ -104,7 +104,7 @@ def look(sock: Path, dev: Path = Path("/dev"), proc: Path = Path("/proc")) -> St
     gpus = [
         Gpu(
             index,
-            Card(minor),
+            Card(minor, said["machine"]),
             [p for p in processes if p.card == minor],
             said["values"].get(str(minor), {}),
             minor in said["lost"],

@@ -5,7 +5,7 @@
 At start it makes what loading the real driver makes: the nodes under /dev and /proc/driver/nvidia/version. Then every
 connection to /run/servelab-gpu/driver.sock is answered with one JSON document and closed:
 
-    {"driver_version", "cuda_version", "pid_namespace": "pid:[…]", "fault": null or a word,
+    {"driver_version", "cuda_version", "machine", "pid_namespace": "pid:[…]", "fault": null or a word,
      "cards": [0, 1, …], "processes": [{"pid", "card", "mib", "name"}],
      "values": {"3": {"memory.used": "[GPU requires reset]"}}, "lost": [3]}
 
@@ -55,11 +55,12 @@ def faults(path: Path) -> dict[str, Any]:
     return gpu if isinstance(gpu, dict) else {}
 
 
-def answer(count: int, proc: Path, gpu_faults: dict[str, Any]) -> dict[str, Any]:
+def answer(count: int, proc: Path, gpu_faults: dict[str, Any], machine: str = "") -> dict[str, Any]:
     """What the driver says now."""
     return {
         "driver_version": DRIVER_VERSION,
         "cuda_version": CUDA_VERSION,
+        "machine": machine,
         "pid_namespace": os.readlink(proc / "self/ns/pid"),  # noqa: PTH115
         "fault": gpu_faults.get("fault"),
         "cards": [card.minor for card in cards(count)],
@@ -73,8 +74,8 @@ class _Server(socketserver.ThreadingUnixStreamServer):
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, path: Path, count: int, fault_file: Path, proc: Path) -> None:
-        self.count, self.fault_file, self.proc = count, fault_file, proc
+    def __init__(self, path: Path, count: int, fault_file: Path, proc: Path, machine: str = "") -> None:
+        self.count, self.fault_file, self.proc, self.machine = count, fault_file, proc, machine
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         super().__init__(str(path), _Handler)
@@ -92,7 +93,8 @@ class _Handler(socketserver.BaseRequestHandler):
             return
         if gpu_faults.get("fault") == "no_driver":
             return
-        self.request.sendall(json.dumps(answer(self.server.count, self.server.proc, gpu_faults)).encode())
+        said = answer(self.server.count, self.server.proc, gpu_faults, self.server.machine)
+        self.request.sendall(json.dumps(said).encode())
 
 
 def make_proc_entry(proc: Path, pristine: Path) -> None:
@@ -129,7 +131,9 @@ def main(argv: list[str]) -> int:
     if not options.only_answer:
         lay(options.cards, Path("/dev"), faults(options.faults).get("nodes", {}))
         make_proc_entry(Path("/proc"), Path("/run/servelab-proc"))
-    _Server(options.socket, options.cards, options.faults, Path("/proc")).serve_forever()
+    # The first node is the one that results were made on.
+    machine = "" if (name := os.uname().nodename) == "pve1" else name
+    _Server(options.socket, options.cards, options.faults, Path("/proc"), machine).serve_forever()
     return 0
 
 
