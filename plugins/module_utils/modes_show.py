@@ -30,7 +30,7 @@ def last_result(name: str, ledger: Iterable[Mapping[str, Any]]) -> str:
         return "never run"
     run = max(runs, key=lambda entry: str(entry.get("time") or ""))
     best = run.get("best_tok_s")
-    parts = [f"{best:g} tok/s" if isinstance(best, int | float) else str(run.get("status", "?"))]
+    parts = [f"{best:.1f} tok/s" if isinstance(best, int | float) else str(run.get("status", "?"))]
     if run.get("status") != "ok":
         parts = [str(run.get("status", "?")), str(run.get("reason") or "").split(". ")[0]]
     simulated = run.get("simulated")
@@ -47,7 +47,10 @@ def table(catalogue: Catalogue, ledger: Sequence[Mapping[str, Any]], width: int 
     for name in sorted(catalogue):
         mode = merge(catalogue, name)
         rows.append((name, mode["description"], words(mode), last_result(name, ledger)))
-    widths = [min(width, max(len(row[column]) for row in rows)) for column in range(len(rows[0]))]
+    # The last column may be as long as it is: nothing stands behind it.
+    widths = [
+        min(width if column < 3 else 200, max(len(row[column]) for row in rows)) for column in range(len(rows[0]))
+    ]
     lines = ["  ".join(_cut(cell, size).ljust(size) for cell, size in zip(row, widths, strict=True)) for row in rows]
     return [line.rstrip() for line in [lines[0], "  ".join("-" * size for size in widths), *lines[1:]]]
 
