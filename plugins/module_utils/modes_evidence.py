@@ -88,9 +88,10 @@ def check_probe(probe: Mapping[str, Any]) -> list[str]:
         elif value is not None and not isinstance(value, _KINDS[key]):
             errors.append(f"probe.{key} is {value!r}, but must be a {'text' if _KINDS[key] is str else 'mapping'}.")
         elif key in ("must", "must_not"):
+            entries: Mapping[str, Any] = value or {}
             errors += [
                 f"probe.{key}.{name} must have a list log of texts to look for, and a text means: what they show."
-                for name, entry in dict(value or {}).items()
+                for name, entry in entries.items()
                 if entry is not None and not _is_entry(entry)
             ]
     return errors
