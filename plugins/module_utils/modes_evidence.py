@@ -88,7 +88,7 @@ def check_probe(probe: Mapping[str, Any]) -> list[str]:
         elif value is not None and not isinstance(value, _KINDS[key]):
             errors.append(f"probe.{key} is {value!r}, but must be a {'text' if _KINDS[key] is str else 'mapping'}.")
         elif key in ("must", "must_not"):
-            entries: Mapping[str, Any] = value or {}
+            entries: Mapping[str, Any] = probe[key] or {}
             errors += [
                 f"probe.{key}.{name} must have a list log of texts to look for, and a text means: what they show."
                 for name, entry in entries.items()
