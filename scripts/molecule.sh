@@ -29,6 +29,10 @@ finish() {
         echo "The lab of the tests stays up: make lab-down removes it."
     else
         ansible-playbook playbooks/lab_down.yml || status=1
+        # The scenario lab_node has a lab of its own, which an interruption leaves.
+        case " ${scenarios[*]} " in
+            *" lab_node "*) SERVELAB_LAB="$SERVELAB_LAB-lab" ansible-playbook playbooks/lab_down.yml || status=1 ;;
+        esac
     fi
     exit "$status"
 }

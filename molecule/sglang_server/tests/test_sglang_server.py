@@ -1,0 +1,182 @@
+"""Units as written by hand here, seen to serve, at rest; changes by hand are found; what cannot serve is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+UNITS = "/etc/systemd/system"
+
+
+def directives(host, mode: str) -> dict[str, list[str]]:
+    """The lines of a unit: {directive: values in order}."""
+    found: dict[str, list[str]] = {}
+    for line in host.file(f"{UNITS}/servelab-{mode}.service").content_string.splitlines():
+        if "=" in line and not line.startswith("#"):
+            name, value = line.split("=", 1)
+            found.setdefault(name, []).append(value)
+    return found
+
+
+def flags(host, mode: str) -> list[str]:
+    command = json.loads(host.file(f"/etc/servelab/modes/{mode}.json").content_string)["command"]
+    return [word for word in command if word.startswith("--")]
+
+
+def value_of(host, mode: str, flag: str) -> str | None:
+    command = json.loads(host.file(f"/etc/servelab/modes/{mode}.json").content_string)["command"]
+    for position, word in enumerate(command):
+        if word == flag:
+            return command[position + 1]
+        if word.startswith(f"{flag}="):
+            return word.split("=", 1)[1]
+    return None
+
+
+@pytest.mark.parametrize("mode", ["baseline", "eagle3", "wide"])
+def test_units_are_valid_and_at_rest(guest, mode):
+    assert guest.check_output(f"systemd-analyze verify servelab-{mode}.service 2>&1") == ""
+    assert not guest.service(f"servelab-{mode}").is_running
+    # No [Install] section: it cannot be started at boot by mistake.
+    assert guest.run(f"systemctl is-enabled servelab-{mode}").stdout.strip() == "static"
+
+
+def test_the_baseline_is_as_the_inventory_says(guest):
+    unit = directives(guest, "baseline")
+    assert unit["User"] == ["sglang"]
+    assert unit["KillMode"] == ["mixed"] and unit["Restart"] == ["no"]
+    assert unit["ExecStartPre"] == [
+        f"/usr/bin/test -c /dev/{name}" for name in [*(f"nvidia{n}" for n in range(8)), "nvidiactl", "nvidia-uvm"]
+    ]
+    assert "servelab-eagle3.service" in unit["Conflicts"] and "servelab-eagle3.service" in unit["After"]
+    assert "servelab-baseline.service" not in unit["Conflicts"]
+    wanted = {
+        "--model-path": "/shared/kimi-k2.5-int4",
+        "--host": "127.0.0.1",
+        "--port": "30000",
+        "--tp-size": "8",
+        "--cuda-graph-max-bs": "128",
+        "--max-running-requests": "256",
+    }
+    assert {flag: value_of(guest, "baseline", flag) for flag in wanted} == wanted
+
+
+def test_the_other_unit_is_as_described(guest):
+    unit = directives(guest, "wide")
+    assert (unit["User"], unit["Group"], unit["WorkingDirectory"]) == (["llm"], ["llms"], ["/srv/llm"])
+    assert unit["TimeoutStopSec"] == ["33"]
+    assert unit["ExecStartPre"] == [f"/usr/bin/test -c /dev/{name}" for name in ["nvidia4", "nvidia5", "nvidiactl"]]
+    # % begins a specifier of systemd.
+    assert unit["Description"][0].endswith("EAGLE-3 with a wider tree, 100%% ours")
+    environment = unit["Environment"]
+    assert "HOME=/srv/llm" in environment and "CUDA_HOME=/srv/other/cuda" in environment
+    assert "NCCL_PROTO" in "".join(environment) and "LL128" in "".join(environment)
+    assert not [line for line in environment if line.startswith("NCCL_ALGO")]
+    assert unit["ExecStart"][0].startswith("/usr/bin/env OTHER=1 /opt/servelab-lab/bin/simserver ")
+
+
+def test_the_environment_arrives_as_written(guest):
+    shown = guest.check_output("systemctl show servelab-wide --property=Environment")
+    assert '"NCCL_DEBUG_FILE=/tmp/a b%h"' in shown
+    assert "OMP_NUM_THREADS=4" in shown
+
+
+def test_the_other_flags_are_as_described(guest):
+    wanted = {
+        "--model-path": "example/kimi",
+        "--revision": "0123abc",
+        "--served-model-name": "kimi",
+        "--host": "localhost",
+        "--port": "31234",
+        "--tp-size": "4",
+        "--mem-fraction-static": "0.81",
+        "--max-running-requests": "32",
+        "--random-seed": "7",
+        "--log-level": "debug",
+        "--speculative-draft-model-path": "/srv/other/draft",
+        "--speculative-num-steps": "2",
+        "--speculative-eagle-topk": "4",
+        "--speculative-num-draft-tokens": "8",
+        "--enable-metrics": None,
+        "--cuda-graph-max-bs": None,
+    }
+    assert {flag: value_of(guest, "wide", flag) for flag in wanted} == wanted
+    assert "--trust-remote-code" in flags(guest, "wide")
+    assert "--enable-metrics" not in flags(guest, "wide")
+
+
+def test_the_user_cannot_log_in_and_has_its_groups(guest):
+    user = guest.user("llm")
+    assert (user.group, user.home, user.shell) == ("llms", "/srv/llm", "/usr/sbin/nologin")
+    assert "video" in user.groups
+    assert guest.file("/srv/llm").mode == 0o750
+
+
+@pytest.mark.parametrize("mode", ["baseline", "wide"])
+def test_the_mode_was_seen_to_answer(guest, mode):
+    assert guest.file(f"/var/lib/servelab/proofs/{mode}.json").exists
+    journal = guest.check_output(f"journalctl --unit servelab-{mode} --output cat")
+    assert "simulated" in journal
+    assert "POST /v1/completions HTTP/1.1" in journal
+
+
+def test_nothing_is_left_on_the_cards(guest):
+    used = guest.check_output("nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits").split()
+    # 4 MiB is what such a card reports when it is idle.
+    assert [int(mib) for mib in used] == [4] * 8
+
+
+def test_a_unit_edited_by_hand_is_found_and_alone_written_again(play, guest):
+    file = f"{UNITS}/servelab-eagle3.service"
+    right = guest.file(file).content_string
+    guest.check_output(f"sed -i 's/^LimitNOFILE=.*/LimitNOFILE=1024/' {file}")
+    repair = ("Write the unit of the mode", "lab-gpu1")
+    checked = play("--check", "--diff")
+    assert [one for one in checked.changed if not one[0].startswith("Let systemd")] == [repair]
+    old, new = (set(text.splitlines()) for text in checked.diff)
+    assert old - new == {"LimitNOFILE=1024"} and new - old == {"LimitNOFILE=1048576"}
+    assert "LimitNOFILE=1024\n" in guest.file(file).content_string
+    played = play()
+    assert [one for one in played.changed if not one[0].startswith("Let systemd")] == [repair]
+    assert guest.file(file).content_string == right
+
+
+def test_wrong_settings_are_told_at_once_and_before_anything_changes(play, guest):
+    before = guest.file(f"{UNITS}/servelab-baseline.service").content_string
+    played = play(
+        sglang_server_host="0.0.0.0",
+        sglang_server_port=80,
+        sglang_server_trust_remote_code=True,
+        sglang_server_user="root",
+        sglang_server_modes=["baseline", "eagle4"],
+    )
+    assert not played.ok
+    assert "sglang_server_host is 0.0.0.0, but only loopback (127.0.0.1) is supported" in played.said
+    assert "Use an ssh tunnel." in played.said
+    assert "sglang_server_port is 80, but must lie between 1024 and 65535." in played.said
+    assert "sglang_server_trust_remote_code runs code that came with the model" in played.said
+    assert "eagle4" in played.said
+    assert played.changed == []
+    assert guest.file(f"{UNITS}/servelab-baseline.service").content_string == before
+
+
+def test_a_flag_that_the_release_does_not_have_is_refused(play):
+    played = play(sglang_server_extra_args={"random_sed": 4})
+    assert not played.ok
+    assert "Mode baseline: random_sed is not a flag of SGLang 0.5.23; the nearest one is random_seed." in played.said
+    assert played.changed == []
+
+
+def test_a_mode_that_cannot_start_says_why_and_leaves_nothing(play, guest):
+    try:
+        # The proof of another setup does not count.
+        played = play(sglang_server_device_nodes=["/dev/nvidia9"])
+    finally:
+        repaired = play()
+    assert not played.ok
+    assert "Mode baseline does not serve." in played.said
+    assert "a GPU device node is missing or is not a character device" in played.said
+    assert " Remedy: " in played.said
+    assert repaired.ok
+    assert not guest.service("servelab-baseline").is_running
