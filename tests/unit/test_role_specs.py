@@ -41,11 +41,14 @@ def defaults(role: Path) -> dict[str, Any]:
     return readme.read(role / "defaults/main.yml")
 
 
+def specified(role: Path) -> dict[str, dict[str, Any]]:
+    """The variables that any entry point of a role takes."""
+    return {name: option for entry in entries(role).values() for name, option in entry.get("options", {}).items()}
+
+
 def public(role: Path) -> dict[str, dict[str, Any]]:
     """The variables that a role takes: those of its main entry point, of a box those of all."""
-    if role.name in BOXES:
-        return {name: option for entry in entries(role).values() for name, option in entry.get("options", {}).items()}
-    return entries(role)["main"]["options"]
+    return specified(role) if role.name in BOXES else entries(role)["main"]["options"]
 
 
 def flat(options: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -72,7 +75,7 @@ def test_the_readme_is_what_the_specification_says(role):
 
 @each_role
 def test_every_default_is_specified(role):
-    assert set(defaults(role)) - set(public(role)) == set()
+    assert set(defaults(role)) - set(specified(role)) == set()
 
 
 @each_role
@@ -91,21 +94,21 @@ def test_every_variable_has_a_default_or_is_required_or_is_shown_in_the_defaults
 def test_defaults_are_of_the_type_that_is_specified(role):
     values = readme.resolved(defaults(role))
     for name, value in values.items():
-        kind = public(role)[name].get("type", "str")
+        kind = specified(role)[name].get("type", "str")
         if value is readme.Computed or value is None:
             continue
         assert isinstance(value, TYPES[kind]), f"{name}: {value!r} is no {kind}"
         if kind in ("int", "float"):
             assert not isinstance(value, bool), f"{name}: {value!r} is no {kind}"
         if kind == "list":
-            elements = TYPES[public(role)[name]["elements"]]
+            elements = TYPES[specified(role)[name]["elements"]]
             assert all(isinstance(item, elements) for item in value), f"{name}: {value!r}"
 
 
 @each_role
 def test_the_specification_names_the_default_that_there_is(role):
     raw, values = defaults(role), readme.resolved(defaults(role))
-    for name, option in public(role).items():
+    for name, option in specified(role).items():
         if "default" in option:
             assert name in values, f"{name}: specified with a default that is nowhere"
             assert values[name] == option["default"], name
@@ -135,7 +138,7 @@ def test_no_variable_is_without_effect(role):
     used = "\n".join(path.read_text() for path in told)
     # A default may stand in another default.
     used += "\n".join(str(value) for value in defaults(role).values())
-    assert [name for name in public(role) if not re.search(rf"\b{name}\b", used)] == []
+    assert [name for name in specified(role) if not re.search(rf"\b{name}\b", used)] == []
 
 
 @each_role
@@ -154,7 +157,7 @@ def test_what_is_internal_is_named_so(role):
 def test_main_is_a_table_of_contents(role):
     assert len((role / "tasks/main.yml").read_text().splitlines()) <= 30
     for task in tasks(role):
-        assert set(task) - {"name", "tags", "when"} <= INCLUDES, task["name"]
+        assert set(task) - {"name", "tags", "when", "loop", "loop_control"} <= INCLUDES, task["name"]
 
 
 @each_real_role
