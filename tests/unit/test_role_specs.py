@@ -170,3 +170,10 @@ def test_every_phase_can_be_run_alone(role):
         # Included at run time, a file's tasks have only the tags that are handed on.
         if include.endswith("include_tasks"):
             assert set(phases) <= set(task[include]["apply"]["tags"]), task["name"]
+
+
+@each_real_role
+def test_every_role_has_a_scenario(role):
+    scenario = ROOT / "molecule" / role.name
+    assert (scenario / "molecule.yml").is_file() and (scenario / "converge.yml").is_file()
+    assert list((scenario / "tests").glob("test_*.py"))
