@@ -115,7 +115,8 @@ def test_an_unknown_mode_is_answered_with_the_known_ones():
     before = sorted(CAMPAIGN.iterdir())
     status, said = bench("-e", "mode=eagle4")
     assert status != 0
-    assert "There is no mode eagle4; the known modes are: baseline, eagle3" in said
+    known = re.search(r"There is no mode eagle4; the known modes are: ([\w, ]+)", said)
+    assert known and {"baseline", "eagle3"} <= set(known[1].split(", "))
     assert sorted(CAMPAIGN.iterdir()) == before
 
 
