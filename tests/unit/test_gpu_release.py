@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import time
 
 import pytest
@@ -15,7 +16,12 @@ from servelab.shared.gpu_release import release
 
 needs_fuser = pytest.mark.skipif(not shutil.which("fuser"), reason="psmisc is not installed")
 # Ignores SIGTERM, as a scheduler that hangs in a kernel does. It says when it is deaf.
-DEAF = ["sh", "-c", "trap '' TERM; echo deaf; while :; do sleep 1; done"]
+# One process that stays one: a shell that waits in `sleep` would have a new child, and so a new holder, every second.
+DEAF = [
+    sys.executable,
+    "-c",
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)",
+]
 
 
 def holders(gpu_dir) -> list[dict]:
@@ -53,7 +59,6 @@ def test_where_everybody_may_go_fuser_sweeps(gpu_dir, hold, deaf_one):
     first = hold(0)
     second = deaf(hold, 1) if deaf_one else hold(1)
     bystander = hold("/dev/full")
-    # The shell's child `sleep 1` inherits the descriptor too, and is among those to be released.
     result = release(holders(gpu_dir), grace=0.5, nodes=nodes(gpu_dir))
     assert result["notes"][0].startswith("fuser -k -TERM: ") and str(first.pid) in result["notes"][0]
     assert first.wait(1) == -15 and second.wait(1) == (-9 if deaf_one else -15)

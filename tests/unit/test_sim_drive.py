@@ -24,6 +24,8 @@ class Clock:
 class Steps:
     """An engine whose every step takes 100 simulated ms."""
 
+    late_seconds = 0.0
+
     idle = True
 
     def submit(self, request: Request) -> None:
@@ -38,6 +40,8 @@ class Steps:
 
 class Alarm:
     due = 0.0
+
+    late_seconds = 0.0
 
     def __init__(self, loop: object, callback: Callable[[], None]) -> None:
         self.ring = callback
