@@ -34,7 +34,7 @@ def test_the_targets_are_gone(guest, name):
     assert not lives(guest, pid(guest, name))
 
 
-@pytest.mark.parametrize("unit", ["servelab-baseline", "nested"])
+@pytest.mark.parametrize("unit", ["servelab-left", "nested"])
 def test_their_units_are_gone(guest, unit):
     assert not guest.service(unit).is_running
 
