@@ -2,8 +2,9 @@
 # The whole story in the lab: from nothing to two measured answers, one for each of the lab's profiles.
 set -eu
 
+# A busy machine can void a level; the report then shows the others, and why that one is missing.
 bench() { # profile mode
-    ansible-playbook bench.yml -e mode="$2" -e campaign="demo-$1"
+    ansible-playbook bench.yml -e mode="$2" -e campaign="demo-$1" -e bench_invalid_ok=true
 }
 
 ansible-playbook site.yml
