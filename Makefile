@@ -42,6 +42,7 @@ lab-down: venv ## remove the lab: containers, bridge, rules, state
 	status=0; \
 	ansible-playbook playbooks/lab_down.yml || status=$$?; \
 	SERVELAB_LAB=$(TEST_LAB) ansible-playbook playbooks/lab_down.yml || status=$$?; \
+	SERVELAB_LAB=$(TEST_LAB)-lab ansible-playbook playbooks/lab_down.yml || status=$$?; \
 	exit $$status
 
 clean: lab-down ## lab-down, and the caches, the environment and build products; results stay

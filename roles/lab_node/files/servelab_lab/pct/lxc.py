@@ -62,6 +62,8 @@ class Lxc:
 
     def unpack(self, vmid: int, archive: Path, unprivileged: bool) -> Unpacked:
         directory, rootfs = self._directory(vmid), self._directory(vmid) / "rootfs"
+        # Without a configuration, what lies there is of a creation that was cut off.
+        self.remove(vmid)
         rootfs.mkdir(parents=True)
         directory.chmod(0o755)
         command = ["tar", "xpf", str(archive), "--totals", "--numeric-owner", "-C", str(rootfs)]
