@@ -56,7 +56,8 @@ def test_the_baseline_is_as_the_inventory_says(guest):
         "--host": "127.0.0.1",
         "--port": "30000",
         "--tp-size": "8",
-        "--cuda-graph-max-bs": "128",
+        # The name that 0.5.23 gave it.
+        "--cuda-graph-max-bs-decode": "128",
         "--max-running-requests": "256",
     }
     assert {flag: value_of(guest, "baseline", flag) for flag in wanted} == wanted
@@ -99,7 +100,7 @@ def test_the_other_flags_are_as_described(guest):
         "--speculative-eagle-topk": "4",
         "--speculative-num-draft-tokens": "8",
         "--enable-metrics": None,
-        "--cuda-graph-max-bs": None,
+        "--cuda-graph-max-bs-decode": None,
     }
     assert {flag: value_of(guest, "wide", flag) for flag in wanted} == wanted
     assert "--trust-remote-code" in flags(guest, "wide")
