@@ -322,15 +322,16 @@ def scan(
     """Everyone who holds an NVIDIA device node on this machine.
 
     `view` is "node" (all processes of all guests are visible), "guest" (only this namespace's) or "auto".
-    → {"holders": [...], "complete": False when some process could not be looked at, "unreadable": [pid, …], "view",
-       "partial": True in a guest, "nodes": [path, …], "gpus": [N of /dev/nvidiaN, …], "not_devices": [path, …]}.
-    A process that exits during the scan is no holder. PIDs are those of this machine's namespace.
+    → {"holders": [...], "complete": False when some process could not be looked at, "unreadable", "view",
+       "partial": True in a guest, "nodes": [path, …], "gpus": [N of /dev/nvidiaN, …], "not_devices": [path, …]};
+    "unreadable" is [{"pid", "name"}, …]. A process that exits during the scan is no holder. PIDs are those of this
+    machine's namespace.
     """
     nodes = find_nodes(device_dir, proc)
     protect, unprotect = list(protect), list(unprotect)
     own = ancestors(os.getpid(), proc)
     holders: list[dict[str, Any]] = []
-    unreadable: list[int] = []
+    unreadable: list[dict[str, Any]] = []
     for pid in sorted(int(entry) for entry in os.listdir(proc) if entry.isdigit()):
         base = f"{proc}/{pid}"
         try:
@@ -338,7 +339,11 @@ def scan(
         except (FileNotFoundError, ProcessLookupError):
             continue  # exited in between
         except OSError:
-            unreadable.append(pid)
+            # Root may be kept from an init that has more rights. Who is on the list may hold a card, so nothing is lost
+            # by not seeing whether it does: its memory would be seen.
+            name = _text(f"{base}/comm").strip()
+            if is_listed([name], unprotect) or not is_listed([name], protect):
+                unreadable.append({"pid": pid, "name": name})
             continue
         holder = _describe(pid, proc, held) if held else None
         if holder is None:

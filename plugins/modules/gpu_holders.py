@@ -88,10 +88,12 @@ complete:
   returned: always
   type: bool
 unreadable:
-  description: Numbers of the processes that could not be looked at.
+  description:
+    - C(pid) and C(name) of the processes that could not be looked at. Those on the protect list are not among them, as
+      they may hold a GPU.
   returned: always
   type: list
-  elements: int
+  elements: dict
 view:
   description: node or guest.
   returned: always

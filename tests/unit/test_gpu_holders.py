@@ -286,10 +286,31 @@ def test_what_may_not_be_looked_at_makes_the_view_incomplete(gpu_dir, hold):
         os.setgid(65534)
         os.setuid(65534)
         seen = scan(str(gpu_dir))
-        os.write(writing, json.dumps([seen["complete"], process.pid in seen["unreadable"]]).encode())
+        os.write(
+            writing,
+            json.dumps([seen["complete"], {"pid": process.pid, "name": "sleep"} in seen["unreadable"]]).encode(),
+        )
         os._exit(0)
     os.waitpid(child, 0)
     assert json.loads(os.read(reading, 1000)) == [False, True]
+    os.close(reading)
+    os.close(writing)
+
+
+def test_not_seeing_one_that_may_hold_loses_nothing(gpu_dir, hold):
+    """As an init with more rights than root, which root may not look at."""
+    process = hold(0)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setgid(65534)
+        os.setuid(65534)
+        for options in ({"protect": ["sleep"]}, {"protect": ["sleep"], "unprotect": ["sl*"]}):
+            unseen = {one["pid"] for one in scan(str(gpu_dir), **options)["unreadable"]}
+            os.write(writing, b"1" if process.pid in unseen else b"0")
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reading, 10) == b"01"
     os.close(reading)
     os.close(writing)
 
