@@ -5,7 +5,7 @@ import json
 import pytest
 
 from servelab.load import progress
-from servelab.load.closed import Plan, State
+from servelab.load.loop import Plan, State
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def shown(tmp_path, monkeypatch):
 
     def show(now: float, concurrency: int, **state: int) -> dict:
         seconds["now"] = now
-        plan = Plan(concurrency, min_seconds=10, min_requests=1, ramp_seconds=0, timeout=10, drain=True)
+        plan = Plan(concurrency, concurrency, min_seconds=10, min_requests=1, timeout=10, drain=True)
         display.level(plan, State(**state), clock_ns=0)
         return json.loads((tmp_path / "progress.json").read_text())
 

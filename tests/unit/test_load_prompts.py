@@ -1,11 +1,8 @@
 """Prompts: the same for every mode, different for every request, about as long as asked for."""
 
-import json
-from itertools import islice
-
 import pytest
 
-from servelab.load.prompts import prompt, requests
+from servelab.load.prompts import prompt
 
 
 def test_a_prompt_depends_on_seed_level_and_index_only() -> None:
@@ -27,22 +24,3 @@ def test_length(words: int) -> None:
 
 def test_a_longer_prompt_begins_as_the_shorter_one() -> None:
     assert prompt(1, 1, 0, 60).startswith(prompt(1, 1, 0, 40).rstrip("."))
-
-
-@pytest.mark.parametrize("api", ["completions", "chat"])
-def test_requests_are_complete_http(api: str) -> None:
-    found = list(
-        islice(
-            requests(
-                host="h:1", path="/p", api=api, model="m", seed=1, level=2, input_tokens=20, output_tokens=5, key="k"
-            ),
-            2,
-        )
-    )
-    head, body = found[1].split(b"\r\n\r\n", 1)
-    lines = head.decode().split("\r\n")
-    assert lines[0] == f"POST /p/v1/{'chat/completions' if api == 'chat' else 'completions'} HTTP/1.1"
-    assert {"Host: h:1", f"Content-Length: {len(body)}", "Authorization: Bearer k"} <= set(lines)
-    request = json.loads(body)
-    text = request["messages"][0]["content"] if api == "chat" else request["prompt"]
-    assert text == prompt(1, 2, 1, 20)

@@ -310,7 +310,7 @@ def test_cancelled_requests_are_no_failures(serve: Callable[[Script], KnownTruth
         ["--levels", "0"],
         ["--levels", "1,x"],
         ["--levels", "1,1"],
-        ["--url", "https://127.0.0.1:1"],
+        ["--url", "ftp://127.0.0.1:1"],
         ["--url", "127.0.0.1:1"],
         ["--min-seconds", "-1"],
         ["--min-seconds", "nan"],

@@ -1,7 +1,8 @@
 """From the requests of a level to its figures. Pure; every definition that a result rests on is written here.
 
-A *request* counts for latency figures when it was sent and ended inside the steady window and did not fail. Tokens
-count for the throughput when they arrived inside the window, whichever request they belong to.
+A *request* counts for latency figures when it did not fail and, in a closed loop, was sent and ended inside the steady
+window; in an open loop, was due inside it, however long it took. Tokens count for the throughput when they arrived
+inside the window, whichever request they belong to.
 """
 
 from __future__ import annotations
@@ -14,25 +15,37 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from servelab.load.arrivals import STEADY
 from servelab.load.capture import Record
 from servelab.shared.sse import Reply
 
 DEFINITIONS = {
-    "window": "from the moment when 95 % of the level's requests were in flight until the client stopped launching",
-    "requests counted for latencies": "sent and ended inside the window, not failed",
-    "ttft_ms": "last byte of the request handed to the socket → first delta with text in any channel",
+    "window": "closed loop: from the moment when 95 % of the level's requests were in flight until the client stopped "
+    "launching; open loop: from when all requests launched before the first response was complete have ended until "
+    "min_seconds later; ramp and trace: all of it, no steady state",
+    "requests counted for latencies": "not failed, and in a closed loop sent and ended inside the window, in an open "
+    "one due inside it",
+    "origin of latencies": "closed loop: last byte of the request handed to the socket; open loop: when it was due",
+    "ttft_ms": "origin → first delta with text in any channel",
+    "ttfa_ms": "origin → first delta with text that is not reasoning",
     "chunk_gap_ms": "between two consecutive deltas with text of one request",
+    "itl_ms": "a chunk gap / the tokens of the delta that ends it, counted once for each of those tokens",
     "tpot_ms": "(last - first delta with text) / (tokens - tokens of the first delta), one value per request",
-    "e2e_ms": "last byte of the request handed to the socket → last byte of the response",
+    "e2e_ms": "origin → last byte of the response",
     "output_tok_s": "tokens that arrived inside the window / its length",
     "output_tok_s_naive": "all tokens received / (last byte received - first request sent)",
+    "output_tok_s_per_user": "1000 / mean tpot_ms",
+    "output_tok_s_per_gpu": "output_tok_s / GPUs of the server; null where their number is unknown",
+    "goodput": "requests that count for latencies and meet every limit: per second of the window, and as a share of "
+    "these and of those that failed",
     "tokens_per_chunk": "(tokens - tokens of the first delta) / (deltas - 1), over all counted requests",
-    "accept_length": "the server's own average since the cache flush before the level; null where it cannot be known",
+    "accept_length": "requests: tokens / verify steps over all counted requests that the server told steps of; server: "
+    "its own average since the cache flush before the level; null where neither can be known",
     "percentile": "nearest rank: the smallest value that at least p % of the values do not exceed",
     "p90, p99": "null below 64 and 662 requests",
     "tokens of a delta": "from the cumulative usage on every delta; without it the total is spread evenly",
     "lag": "kernel receive stamp → read by the client",
-    "late_send": "response before it complete (or its time in the ramp) → request sent",
+    "late_send": "due (in a closed loop: the response before it complete, or its time in the ramp) → request sent",
     "simulator_late_share": "share of the level by which a simulated server fell behind its own time; null: a real one",
     "merged_share": "share of deltas that came in one read with the one before, so that their gap is 0",
 }
@@ -41,10 +54,15 @@ DEFINITIONS = {
 P90_REQUESTS = 64
 P99_REQUESTS = 662
 
-# A level is in steady state while this share of its requests is in flight; and it is sustained when the mean in
-# the window reaches the second.
-STEADY = 0.95
+# A closed level is sustained when this share of its requests is in flight on average in the window.
 SUSTAINED = 0.98
+
+# An open level is not sustained when more requests came than ended, by both this share and three times their scatter.
+QUEUE_GROWS = 0.05
+SCATTER = 3
+
+# Requests sent later than this (wall time, p99) are not the load that was asked for.
+LATE_SEND_MS = 10.0
 
 # The client was the bottleneck above these. Stamps come from the kernel, so a late read does not falsify a time, unless
 # it is so late that the next delta is already there too. A server that wakes late bunches deltas as well, however
@@ -102,6 +120,14 @@ def steady_window(intervals: Iterable[tuple[int, int]], concurrency: int, stop: 
     return Window(start, stop, area / (stop - start))
 
 
+def open_window(intervals: Iterable[tuple[int, int]], start: int, end: int) -> Window | None:
+    """The window of an open loop, which knows its ends, from the (sent, ended) of its requests."""
+    if end <= start:
+        return None
+    area = sum(max(0, min(ended, end) - max(sent, start)) for sent, ended in intervals)
+    return Window(start, end, area / (end - start))
+
+
 def percentile(ordered: Sequence[float], p: float) -> float:
     """Nearest rank over ascending values: the smallest that at least p % of the values do not exceed."""
     return ordered[max(0, math.ceil(p / 100 * len(ordered)) - 1)]
@@ -118,6 +144,30 @@ def spread(values: Iterable[float], requests: int) -> dict[str, float | int | No
         "p90": _figure(percentile(ordered, 90)) if requests >= P90_REQUESTS else None,
         "p99": _figure(percentile(ordered, 99)) if requests >= P99_REQUESTS else None,
         "n": len(ordered),
+    }
+
+
+def weighted_spread(values: Sequence[float], weights: Sequence[int], requests: int) -> dict[str, float | int | None]:
+    """The same where value i stands `weights[i]` times."""
+    total = sum(weights)
+    if not total:
+        return spread((), requests)
+    ordered = sorted(zip(values, weights, strict=True))
+
+    def rank(p: float) -> float:
+        left = math.ceil(p / 100 * total)
+        for value, weight in ordered:
+            left -= weight
+            if left <= 0:
+                return value
+        return ordered[-1][0]
+
+    return {
+        "mean": _figure(math.fsum(value * weight for value, weight in ordered) / total),
+        "p50": _figure(rank(50)),
+        "p90": _figure(rank(90)) if requests >= P90_REQUESTS else None,
+        "p99": _figure(rank(99)) if requests >= P99_REQUESTS else None,
+        "n": total,
     }
 
 
@@ -154,6 +204,8 @@ class Tally:
     """Adds up one level, request by request, so that no level has to fit into memory as a whole."""
 
     window: Window | None
+    open_loop: bool = False
+    slos: dict[str, float] = field(default_factory=dict)  # figure (ttft_ms, …) → most that is good, wall ms
     completed: int = 0
     cancelled: int = 0
     errors: Counter[str] = field(default_factory=Counter)
@@ -164,6 +216,17 @@ class Tally:
     requests: int = 0
     prompt_tokens: int = 0
     cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    verified_tokens: int = 0
+    verify_steps: int = 0
+    estimated: int = 0
+    good: int = 0
+    failed_in_window: int = 0
+    due_in_window: int = 0
+    ended_in_window: int = 0
+    ttfa: array[float] = field(default_factory=lambda: array("d"))
+    itl: array[float] = field(default_factory=lambda: array("d"))
+    itl_tokens: array[int] = field(default_factory=lambda: array("q"))
     ttft: array[float] = field(default_factory=lambda: array("d"))
     e2e: array[float] = field(default_factory=lambda: array("d"))
     tpot: array[float] = field(default_factory=lambda: array("d"))
@@ -196,32 +259,66 @@ class Tally:
         if window is None:
             return
         self.tokens_in_window += tokens_between(reply, window.start, window.end)
-        if record.sent < window.start or record.ended > window.end:
+        self.due_in_window += window.start < record.due <= window.end
+        self.ended_in_window += window.start < record.ended <= window.end and kind is None
+        if self.open_loop:
+            counts = window.start <= record.due <= window.end and kind != "cancelled"
+        else:
+            counts = record.sent >= window.start and record.ended <= window.end
+        if not counts:
             return
         self.lag.extend(read - time for read, time in zip(record.reads, record.times, strict=True))
-        self.late.append(record.sent - record.due)
+        if record.sent:
+            self.late.append(record.sent - record.due)
         if kind is None:
             self._count(record, reply)
+        elif kind != "cancelled":
+            self.failed_in_window += 1
 
     def _count(self, record: Record, reply: Reply) -> None:
         times = [time for time, _ in reply.chunks]
+        origin = record.due if self.open_loop else record.sent
         self.requests += 1
+        self.estimated += reply.estimated
         self.prompt_tokens += reply.prompt_tokens or 0
         if reply.cached_tokens is not None:
             self.cached_tokens = (self.cached_tokens or 0) + reply.cached_tokens
-        self.ttft.append(times[0] - record.sent)
-        self.e2e.append(record.ended - record.sent)
+        if reply.reasoning_tokens is not None:
+            self.reasoning_tokens = (self.reasoning_tokens or 0) + reply.reasoning_tokens
+        if reply.verify_steps is not None and reply.completion_tokens is not None:
+            self.verified_tokens += reply.completion_tokens
+            self.verify_steps += reply.verify_steps
+        figures: dict[str, float] = {"ttft_ms": times[0] - origin, "e2e_ms": record.ended - origin}
+        self.ttft.append(figures["ttft_ms"])
+        self.e2e.append(figures["e2e_ms"])
+        if reply.first_answer is not None:
+            figures["ttfa_ms"] = reply.first_answer - origin
+            self.ttfa.append(figures["ttfa_ms"])
         gaps = [b - a for a, b in pairwise(times)]
         self.gaps.extend(gaps)
         self.merged += gaps.count(0)
+        self._per_token(gaps, reply)
         decoded = decode(reply)
         if decoded is not None:
             ns, tokens, deltas = decoded
             self.tpot.append(ns / tokens)
+            figures["tpot_ms"] = self.tpot[-1]
             self.decode_tokens += tokens
             self.decode_deltas += deltas
+        self.good += all(name in figures and figures[name] <= most * 1e6 for name, most in self.slos.items())
 
-    def summary(self, concurrency: int, scale: float, stamped: bool, cpu_share: float) -> dict[str, Any]:
+    def _per_token(self, gaps: list[int], reply: Reply) -> None:
+        waited = 0
+        for gap, (_, tokens) in zip(gaps, reply.chunks[1:], strict=True):
+            if tokens is None:
+                return
+            waited += gap  # a delta without a token of its own passes its time on
+            if tokens > 0:
+                self.itl.append(waited / tokens)
+                self.itl_tokens.append(tokens)
+                waited = 0
+
+    def summary(self, concurrency: int | None, scale: float, stamped: bool, cpu_share: float) -> dict[str, Any]:
         """The level's entry in summary.json. Times and rates in reported seconds = wall seconds × `scale`."""
         ms = scale / 1e6
         window = self.window
@@ -233,6 +330,7 @@ class Tally:
         lag = sorted(self.lag) if stamped else []
         late = sorted(self.late)
         failed = sum(self.errors.values())
+        n_tpot = len(self.tpot)
         return {
             "concurrency": concurrency,
             "requests": {
@@ -240,20 +338,31 @@ class Tally:
                 "failed": failed,
                 "cancelled": self.cancelled,
                 "in_window": n,
+                "failed_in_window": self.failed_in_window,
+                "tokens_estimated": self.estimated,
                 "errors": dict(sorted(self.errors.items())),
             },
             "window_s": _figure(seconds),
             "output_tok_s": _figure(self.tokens_in_window / seconds) if seconds else None,
             "output_tok_s_naive": _figure(self.tokens / total) if total else None,
+            "output_tok_s_per_user": _figure(1e9 / scale * n_tpot / math.fsum(self.tpot)) if n_tpot else None,
+            "output_tok_s_per_gpu": None,
             "in_flight_mean": _figure(window.in_flight_mean) if window else None,
+            "arrived_per_s": _figure(self.due_in_window / seconds) if seconds else None,
+            "ended_per_s": _figure(self.ended_in_window / seconds) if seconds else None,
+            "goodput": self._goodput(seconds, scale),
             "ttft_ms": spread((x * ms for x in self.ttft), n),
+            "ttfa_ms": spread((x * ms for x in self.ttfa), n),
             "tpot_ms": spread((x * ms for x in self.tpot), n),
             "chunk_gap_ms": spread((x * ms for x in self.gaps), n),
+            "itl_ms": weighted_spread([x * ms for x in self.itl], self.itl_tokens, n),
             "e2e_ms": spread((x * ms for x in self.e2e), n),
             "prompt_tokens_mean": _figure(self.prompt_tokens / n) if n else None,
             "cached_tokens_mean": _figure(self.cached_tokens / n) if self.cached_tokens is not None else None,
+            "reasoning_tokens_mean": _figure(self.reasoning_tokens / n) if self.reasoning_tokens is not None else None,
             "tokens_per_chunk": _figure(self.decode_tokens / self.decode_deltas) if self.decode_deltas else None,
-            "accept_length": None,
+            "accept_length": _figure(self.verified_tokens / self.verify_steps) if self.verify_steps else None,
+            "accept_length_from": "requests" if self.verify_steps else None,
             "self": {
                 "cpu_share": round(cpu_share, 4),
                 "lag_p50_ms": _figure(percentile(lag, 50) * ms) if lag else None,
@@ -265,16 +374,29 @@ class Tally:
             },
         }
 
+    def _goodput(self, seconds: float | None, scale: float) -> dict[str, Any] | None:
+        if not self.slos or not seconds:
+            return None
+        return {
+            "slo": {name: _figure(most * scale) for name, most in self.slos.items()},
+            "requests_s": _figure(self.good / seconds),
+            "share": _figure(self.good / of) if (of := self.requests + self.failed_in_window) else None,
+        }
 
-def reasons_invalid(level: dict[str, Any]) -> list[str]:
-    """Why a level's figures must not be used, one sentence each; empty when they may."""
+
+def reasons_invalid(level: dict[str, Any], scale: float = 1.0) -> list[str]:
+    """Why a level's figures must not be used, one sentence each; empty when they may. `scale`: reported seconds per
+    wall second."""
     reasons = []
     requests = level["requests"]
-    for kind, count in requests["errors"].items():
-        reasons.append(f"{count} request{'s' if count != 1 else ''} failed: {kind}")
+    if requests["failed"] > level.get("failures_allowed", 0.0) * (requests["failed"] + requests["completed"]):
+        for kind, count in requests["errors"].items():
+            reasons.append(f"{count} request{'s' if count != 1 else ''} failed: {kind}")
     mean = level["in_flight_mean"]
     if mean is None:
         reasons.append("the load was never reached, so there is no steady window")
+    elif level["concurrency"] is None:
+        reasons += _open_reasons(level, scale)
     elif mean < SUSTAINED * level["concurrency"]:
         reasons.append(f"not sustained: {mean} of {level['concurrency']} requests in flight on average")
     elif not requests["in_window"]:
@@ -297,21 +419,54 @@ def reasons_invalid(level: dict[str, Any]) -> list[str]:
     return reasons
 
 
-def notices(level: dict[str, Any], most_running: int | None) -> list[str]:
-    """What a reader of a valid level should know. `most_running`: how many requests the server runs at a time."""
-    found = []
-    queued = level["concurrency"] - most_running if most_running is not None else 0
-    if queued > 0:
-        found.append(
-            f"the server runs at most {most_running} requests at a time: {queued} of {level['concurrency']} queue"
+def _open_reasons(level: dict[str, Any], scale: float) -> list[str]:
+    reasons = []
+    window = level["window_s"]
+    came, went = level["arrived_per_s"] * window, level["ended_per_s"] * window
+    if level.get("steady", True) and came - went > max(SCATTER * math.sqrt(came), QUEUE_GROWS * came):
+        reasons.append(
+            f"not sustained: {came:.0f} requests came within the window and {went:.0f} ended, so that the queue grew "
+            "and every latency depends on how long it did"
         )
+    if not level["requests"]["in_window"]:
+        reasons.append("no request was due inside the window and answered")
+    late = level["self"]["late_send_p99_ms"]
+    if late is not None and late / scale > LATE_SEND_MS:
+        reasons.append(f"the client was the bottleneck: it sent requests {late / scale:.3g} ms late (p99, wall time)")
+    return reasons
+
+
+def notices(level: dict[str, Any], most_running: int | None, cached_share: float = 0.0) -> list[str]:
+    """What a reader of a valid level should know. `most_running`: how many requests the server runs at a time;
+    `cached_share`: the part of each prompt that the cache is meant to hold."""
+    found = []
+    if level["requests"]["failed"] and level.get("failures_allowed"):
+        kinds = ", ".join(f"{kind} {count}" for kind, count in level["requests"]["errors"].items())
+        found.append(f"{level['requests']['failed']} requests failed: {kinds}")
+    if level["requests"]["tokens_estimated"]:
+        found.append(
+            f"tokens of {level['requests']['tokens_estimated']} requests are estimated: counted in their text, because "
+            "the server did not say"
+        )
+    if level["concurrency"] is None and not level.get("steady", True):
+        found.append("the load changes along the level: its figures are means over all of it")
+    meant = level["concurrency"] if level["concurrency"] is not None else round(level["in_flight_mean"] or 0)
+    queued = meant - most_running if most_running is not None else 0
+    if queued > 0:
+        found.append(f"the server runs at most {most_running} requests at a time: {queued} of {meant} queue")
     merged = level["self"]["merged_share"]
     if merged is not None and merged > MERGED_NOTICE:
         found.append(
             f"{merged:.1%} of the deltas came in one read with the one before: gaps look more spread than sent"
         )
     cached = level["cached_tokens_mean"]
-    if cached is not None and cached > CACHED_NOTICE * (level["prompt_tokens_mean"] or 0):
+    if cached_share and level["prompt_tokens_mean"]:
+        if cached is None:
+            found.append(f"{cached_share:.0%} of each prompt should be cached; the server does not say how much was")
+        elif abs(cached / level["prompt_tokens_mean"] - cached_share) > CACHED_NOTICE:
+            share = cached / level["prompt_tokens_mean"]
+            found.append(f"{cached_share:.0%} of each prompt should be cached; the server says {share:.0%}")
+    elif cached is not None and cached > CACHED_NOTICE * (level["prompt_tokens_mean"] or 0):
         found.append(f"the prefix cache held {cached} of {level['prompt_tokens_mean']} prompt tokens")
     return found
 

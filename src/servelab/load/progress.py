@@ -7,10 +7,11 @@ import os
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from servelab.load.closed import Plan, State
+from servelab.load.loop import Plan, State
 
 EVERY = 0.5  # seconds between two writes
 RECENT = 3.0  # seconds over which tok_s is taken
@@ -26,9 +27,9 @@ def write_json(path: Path, value: Any, indent: int | None = None) -> None:
 class Progress:
     """Progress of one run. `scale`: reported seconds per wall second; `output_tokens`: tokens of a whole response."""
 
-    def __init__(self, path: Path, levels: list[int], output_tokens: int) -> None:
+    def __init__(self, path: Path, levels: Sequence[int | str], output_tokens: int) -> None:
         self._path = path
-        self._levels = levels
+        self._levels = list(levels)
         self._output_tokens = output_tokens
         self.scale = 1.0
         self.simulated = False
@@ -38,7 +39,9 @@ class Progress:
         self._shown = 0
         self._steps = 0
 
-    def phase(self, phase: str, sentence: str, level: int | None = None, state: str = "working", **more: Any) -> None:
+    def phase(
+        self, phase: str, sentence: str, level: int | str | None = None, state: str = "working", **more: Any
+    ) -> None:
         """Say that another phase has begun, at once."""
         self._steps += 1
         self._write(
@@ -61,9 +64,9 @@ class Progress:
             self._recent.popleft()
         rate = self._rate(state)
         eta = self._eta(plan, state, clock_ns)
-        number = self._levels.index(plan.concurrency) + 1
+        number = self._levels.index(plan.name) + 1
         parts = [
-            f"level {plan.concurrency} ({number} of {len(self._levels)}): {state.phase}",
+            f"level {plan.name} ({number} of {len(self._levels)}): {state.phase}",
             f"{state.ended} requests done, {state.in_flight} in flight",
             f"{rate:.0f} tok/s" if rate is not None else "",
             f"{state.failed} failed" if state.failed else "no errors",
@@ -73,7 +76,7 @@ class Progress:
             {
                 "state": "working",
                 "phase": state.phase,
-                "level": plan.concurrency,
+                "level": plan.name,
                 "done": state.ended,
                 "in_flight": state.in_flight,
                 "tok_s": round(rate, 1) if rate is not None else None,
@@ -81,7 +84,7 @@ class Progress:
                 "eta_s": round(eta, 1) if eta is not None else None,
                 "sentence": self._mark(", ".join(part for part in parts if part)),
                 # Bytes that arrive are progress, also when requests take minutes.
-                "marker": f"{self._steps}:{plan.concurrency}:{state.phase}:{state.ended}:{state.bytes_read}",
+                "marker": f"{self._steps}:{plan.name}:{state.phase}:{state.ended}:{state.bytes_read}",
             }
         )
 

@@ -1,15 +1,12 @@
-"""Prompts and request bodies. A prompt depends on nothing but (seed, level, index): every mode gets the same ones.
+"""Generated prompts. One depends on nothing but (seed, level, index): every mode gets the same ones.
 
-They are plain generated English, because what a draft model guesses depends on the text, and random words would
-measure that wrongly. Each starts with its own number, so that no prefix cache can help. Without a tokenizer
-their length is counted in words and full stops, about one token each; the exact number comes back as usage.
+They are plain English, because what a draft model guesses depends on the text, and random words would measure that
+wrongly. Each starts with its own number, so that no prefix cache can help, unless a common beginning is asked for.
 """
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Iterator
 
 WHO = [
     *(
@@ -55,52 +52,28 @@ WHEN = [
 ]
 
 
-def prompt(seed: int, level: int, index: int, words: int) -> str:
-    """About `words` words of generated English, never fewer than ten."""
+def words(seed: int, level: int | str, index: int | str, count: int, shared: int = 0) -> list[str]:
+    """At least `count` words and full stops of generated English. The first `shared` of them are the same for every
+    index."""
+    text = _sentences(random.Random(f"servelab/{seed}/{level}/shared"), shared)[:shared] if shared else []
     rng = random.Random(f"servelab/{seed}/{level}/{index}")
-    opening = (
-        f"{rng.getrandbits(32)} is the number of this report . Continue it in the same style, sentence by sentence:"
-    )
-    text = opening.split()
-    while len(text) < words:
+    opening = "is the number of this report . Continue it in the same style, sentence by sentence:"
+    text += [str(rng.getrandbits(32)), *opening.split()]
+    return text + _sentences(rng, count - len(text))
+
+
+def _sentences(rng: random.Random, count: int) -> list[str]:
+    text: list[str] = []
+    while len(text) < count:
         text += f"{rng.choice(WHO)} {rng.choice(DID)} {rng.choice(WHAT)} {rng.choice(WHEN)} .".split()
-    return " ".join(text[: max(10, words)]).replace(" .", ".")
+    return text
 
 
-def requests(
-    *,
-    host: str,
-    path: str,
-    api: str,
-    model: str,
-    seed: int,
-    level: int,
-    input_tokens: int,
-    output_tokens: int,
-    key: str | None,
-) -> Iterator[bytes]:
-    """The bytes of request 0, 1, 2, … of a level: complete HTTP/1.1 requests to `path` + the API's own path.
+def join(text: list[str]) -> str:
+    """Words and full stops as a person writes them."""
+    return " ".join(text).replace(" .", ".")
 
-    Greedy, with a fixed number of output tokens, streamed, with cumulative usage on every delta where the server can.
-    """
-    head = (
-        f"POST {path}/v1/{'chat/completions' if api == 'chat' else 'completions'} HTTP/1.1\r\n"
-        f"Host: {host}\r\nUser-Agent: servelab\r\nAccept: text/event-stream\r\nContent-Type: application/json\r\n"
-    )
-    if key:
-        head += f"Authorization: Bearer {key}\r\n"
-    common = {
-        "model": model,
-        "max_tokens": output_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-    }
-    index = 0
-    while True:
-        text = prompt(seed, level, index, input_tokens)
-        content = {"messages": [{"role": "user", "content": text}]} if api == "chat" else {"prompt": text}
-        body = json.dumps(common | content).encode()
-        yield f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
-        index += 1
+
+def prompt(seed: int, level: int | str, index: int | str, count: int, shared: int = 0) -> str:
+    """`count` words and full stops of generated English, never fewer than ten that are its own."""
+    return join(words(seed, level, index, count, shared)[: max(10 + shared, count)])

@@ -4,56 +4,42 @@ from __future__ import annotations
 
 import gc
 import itertools
-import json
 import math
 import platform
 import resource
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from servelab import __version__
-from servelab.load import capture, closed, metrics, prompts, rows
+from servelab.load import arrivals, capture, loop, metrics, rows
 from servelab.load.progress import Progress, write_json
-from servelab.load.server import Server, ServerError, accept_length, late_seconds, most_running, same_start, simulated
-from servelab.load.wire import Wire, kernel_stamps_work
+from servelab.load.server import (
+    ServerError,
+    accept_length,
+    gpus,
+    late_seconds,
+    most_running,
+    same_start,
+    simulated,
+    tells_verify_steps,
+)
+from servelab.load.setup import Level, Options
+from servelab.load.wire import kernel_stamps_work
+from servelab.load.workload import PATHS, PRIMER
+from servelab.shared.sse import Reply
 
 OK, INVALID, NOT_STARTED = 0, 3, 4
 SECOND = 1_000_000_000
+SLACK = 1024  # requests that an open loop may launch before it notices that too many wait
 
 # A clock may be slewed by 500 ppm; what goes beyond was a step, and intervals over it are wrong.
 CLOCK_SLEW = 600e-6
 CLOCK_JITTER_NS = 5_000_000
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the command line says. `min_seconds` are reported seconds, `timeout` and `max_ramp` wall seconds."""
-
-    url: str
-    out: Path
-    mode: str
-    levels: list[int]
-    api: str
-    input_tokens: int
-    output_tokens: int
-    seed: int
-    min_seconds: float
-    min_waves: float
-    min_requests: int
-    warmup_requests: int
-    timeout: float
-    drain: bool
-    key: str | None
-    model: str | None
-    expect_model: str | None
-    expect_version: str | None
-    progress_file: Path | None
 
 
 class Stop:
@@ -78,9 +64,12 @@ class Session:
     def __init__(self, options: Options, say: Callable[[str], None]) -> None:
         self.options = options
         self.say = say
-        self.server = Server(options.url, options.key)
+        self.server = options.server
+        self.workload = options.workload
         self.progress = Progress(
-            options.progress_file or options.out / "progress.json", options.levels, options.output_tokens
+            options.progress_file or options.out / "progress.json",
+            [level.name for level in options.levels],
+            options.workload.output_tokens,
         )
         self.stop = Stop()
         self.scale = 1.0
@@ -110,17 +99,17 @@ class Session:
             return NOT_STARTED
         (self.options.out / "levels").mkdir()
         levels: list[dict[str, Any]] = []
-        for concurrency in self.options.levels:
+        for asked in self.options.levels:
             if self.stop.asked:
                 break
-            level = self._level(concurrency)
+            level = self._level(asked)
             levels.append(level)
             self._summarise(levels, finished=False)
             self.progress.end_line()
             self.say(describe(level))
         self._check_identity(levels)
         summary = self._summarise(levels, finished=True)
-        bad = [level["concurrency"] for level in levels if not level["valid"]]
+        bad = [level["level"] for level in levels if not level["valid"]]
         words = "interrupted, partial results" if self.stop.asked else "all levels measured"
         if bad:
             words += f"; not valid: {', '.join(map(str, bad))}"
@@ -131,16 +120,18 @@ class Session:
 
     def _identify(self) -> None:
         options = self.options
-        self.progress.phase("starting", f"asking {options.url} who it is")
+        url = self.server.url
+        self.progress.phase("starting", f"asking {url} who it is")
         served = self.server.model()
         self.model = options.model or served
         self.before = self.server.info()
+        self.server.healthy()
         write_json(options.out / "server_info.json", {"before": self.before, "after": None}, indent=1)
         version = (self.before or {}).get("version")
         if options.expect_model is not None and served != options.expect_model:
-            raise ServerError(f"{options.url} serves {served!r}, not {options.expect_model!r}")
+            raise ServerError(f"{url} serves {served!r}, not {options.expect_model!r}")
         if options.expect_version is not None and version != options.expect_version:
-            raise ServerError(f"{options.url} is SGLang {version}, not {options.expect_version}")
+            raise ServerError(f"{url} is SGLang {version}, not {options.expect_version}")
         simulation = simulated(self.before)
         if simulation is not None:
             try:
@@ -151,27 +142,20 @@ class Session:
                 raise ServerError(f"time_scale {self.scale} is not above 0")
         self.progress.scale = self.scale
         self.progress.simulated = simulation is not None
-        self.stamped = kernel_stamps_work()
+        if options.workload.api != "generate" and tells_verify_steps(self.before):
+            self.workload = replace(options.workload, spec_details=True)
+        self.stamped = not self.server.tls and kernel_stamps_work()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        need = max(options.levels) + 64
+        most = max(level.concurrency or options.most_waiting + SLACK for level in options.levels)
+        need = most + 64
         if soft != resource.RLIM_INFINITY and soft < need:
             if hard != resource.RLIM_INFINITY and hard < need:
-                raise ServerError(f"level {max(options.levels)} needs {need} open files, the limit is {hard}")
+                raise ServerError(f"{most} requests in flight need {need} open files, the limit is {hard}")
             resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
 
-    def _payloads(self, level: int) -> Iterator[bytes]:
-        options = self.options
-        return prompts.requests(
-            host=self.server.host_header,
-            path=self.server.path,
-            api=options.api,
-            model=self.model,
-            seed=options.seed,
-            level=level,
-            input_tokens=options.input_tokens,
-            output_tokens=options.output_tokens,
-            key=options.key,
-        )
+    def _payloads(self, level: int | str) -> Iterator[bytes]:
+        head = self.server.head(PATHS[self.workload.api])
+        return self.workload.payloads(level, head, self.model)
 
     def _warm_up(self) -> None:
         """The first requests after a start are slow and prove that the server serves. Level 0: prompts of their own."""
@@ -179,44 +163,57 @@ class Session:
         if not count:
             return
         self.progress.phase("warming up", f"warming up with {count} request{'s' if count != 1 else ''}")
+        at_once = min(count, max(level.concurrency or count for level in self.options.levels))
+        self._ahead("a warm-up request", at_once, count, self._payloads(0))
+
+    def _ahead(self, what: str, at_once: int, count: int, payloads: Iterator[bytes]) -> None:
+        """Requests that are not measured but must succeed. Raises ServerError."""
         path = self.options.out / "warmup.capture"
-        atonce = min(count, max(self.options.levels))
-        wire = Wire(self.server.address(), self.stamped)
-        plan = closed.Plan(atonce, 0, count, 0, self.options.timeout, drain=True)
+        wire = self.server.wire(self.stamped)
+        plan = loop.Plan(0, at_once, 0, count, self.options.timeout, drain=True)
+        shape = arrivals.Closed(at_once, 0)
         try:
             with capture.Writer(path) as writer:
-                state = closed.run(wire, plan, self._payloads(0), writer, [], lambda _: self.stop.asked)
+                state = loop.run(wire, shape, plan, payloads, writer, [], lambda _: self.stop.asked)
             for record in capture.read(path):
-                reply = rows.interpret(record, self.options.output_tokens)
+                reply = self._interpret(record, expect_length=count > 1)
                 if reply.error is not None and not self.stop.asked:
                     kind, detail = reply.error
-                    raise ServerError(f"a warm-up request failed: {kind}: {detail.strip()[:300]}")
+                    raise ServerError(f"{what} failed: {kind}: {detail.strip()[:300]}")
         finally:
             wire.close()
             path.unlink(missing_ok=True)
         self.request_seconds = state.seconds_of_ended / state.ended if state.ended else 0.0
 
-    def _level(self, concurrency: int) -> dict[str, Any]:
+    def _interpret(self, record: capture.Record, expect_length: bool = True) -> Reply:
+        tokenizer = self.workload.tokenizer
+        count = (lambda text: len(tokenizer.encode(text, False))) if tokenizer is not None else None
+        return rows.interpret(record, self.workload.expected(record.index) if expect_length else None, count)
+
+    def _level(self, asked: Level) -> dict[str, Any]:
         options = self.options
-        self.progress.phase("flushing", f"level {concurrency}: emptying the server's cache", concurrency)
-        try:
-            flushed = self.server.flush_cache()
-        except ServerError as problem:
-            flushed = str(problem)
-        plan = closed.Plan(
-            concurrency=concurrency,
+        name = asked.name
+        flushed = self._flush(name)
+        plan = loop.Plan(
+            name=name,
+            at_once=asked.concurrency or options.most_waiting,
             min_seconds=options.min_seconds / self.scale,
-            min_requests=max(options.min_requests, math.ceil(options.min_waves * concurrency)),
-            ramp_seconds=self.request_seconds if concurrency > 1 else 0.0,
+            min_requests=max(options.min_requests, math.ceil(options.min_waves * (asked.concurrency or 0))),
             timeout=options.timeout,
             drain=options.drain,
+            failures=options.failures_allowed,
         )
-        path = options.out / "levels" / f"level-{concurrency:04d}.capture"
-        wire = Wire(self.server.address(), self.stamped)
+        shape = self._shape(asked)
+        path = (
+            options.out / "levels" / f"level-{name:04d}.capture"
+            if isinstance(name, int)
+            else (options.out / "levels" / f"level-{name}.capture")
+        )
+        wire = self.server.wire(self.stamped)
         late = late_seconds(self._info())
         intervals: list[tuple[int, int]] = []
 
-        def tick(state: closed.State) -> bool:
+        def tick(state: loop.State) -> bool:
             self.progress.level(plan, state, wire.clock())
             return self.stop.asked
 
@@ -225,30 +222,40 @@ class Session:
         cpu, wall, offset = time.process_time_ns(), time.monotonic_ns(), _clock_offset()
         try:
             with capture.Writer(path) as writer:
-                state = closed.run(wire, plan, self._payloads(concurrency), writer, intervals, tick)
+                state = loop.run(wire, shape, plan, self._payloads(name), writer, intervals, tick)
         finally:
             gc.enable()
             wire.close()
         wall = time.monotonic_ns() - wall
         cpu_share = (time.process_time_ns() - cpu) / wall
-        stepped = abs(_clock_offset() - offset) > CLOCK_JITTER_NS + CLOCK_SLEW * wall
+        stepped = clock_stepped(offset, _clock_offset(), wall)
         if state.ended:
             self.request_seconds = state.seconds_of_ended / state.ended
         info = self._info()
-        self.progress.phase("reading", f"level {concurrency}: reading what was recorded", concurrency, done=state.ended)
-        assert state.window_end is not None
-        window = metrics.steady_window(intervals, concurrency, state.window_end)
-        tally = metrics.Tally(window)
+        self.progress.phase("reading", f"level {name}: reading what was recorded", name, done=state.ended)
+        window = _window(asked, state, intervals)
+        tally = metrics.Tally(
+            window,
+            open_loop=asked.concurrency is None,
+            slos={figure: most / self.scale for figure, most in options.slos.items()},
+        )
         epoch_offset = 0 if self.stamped else offset
         with path.with_suffix(".jsonl").open("x") as file:
             for record in capture.read(path):
-                reply = rows.interpret(record, options.output_tokens)
+                reply = self._interpret(record)
                 tally.add(record, reply)
-                file.write(json.dumps(rows.row(record, reply, concurrency, epoch_offset), separators=(",", ":")) + "\n")
+                file.write(rows.line(rows.row(record, reply, name, epoch_offset)))
         path.unlink()
-        level = tally.summary(concurrency, self.scale, self.stamped, cpu_share)
-        # The server's own average starts at a flush; without one it is over everything that ever ran.
-        level["accept_length"] = accept_length(info) if flushed == "flushed" else None
+        level: dict[str, Any] = {"level": name, "arrivals": asked.describe(), "steady": not asked.finite}
+        level |= tally.summary(asked.concurrency, self.scale, self.stamped, cpu_share)
+        if level["accept_length"] is None and flushed == "flushed":
+            # The server's own average starts at a flush; without one it is over everything that ever ran.
+            level["accept_length"] = accept_length(info)
+            level["accept_length_from"] = "server" if level["accept_length"] is not None else None
+        cards = options.gpus or gpus(self.before)
+        if cards and level["output_tok_s"] is not None:
+            level["output_tok_s_per_gpu"] = float(f"{level['output_tok_s'] / cards:.6g}")
+        level["failures_allowed"] = options.failures_allowed
         level["cache"] = flushed
         level["after_window"] = "drained" if options.drain and not self.stop.asked else "cancelled"
         level["window"] = window and {
@@ -260,13 +267,42 @@ class Session:
         level["simulator_late_share"] = (
             None if late is None or late_now is None else round((late_now - late) * 1e9 / wall, 4)
         )
-        level["notices"] = metrics.notices(level, most_running(info))
-        reasons = metrics.reasons_invalid(level)
+        level["notices"] = metrics.notices(level, most_running(info), self.workload.cached_share)
+        reasons = metrics.reasons_invalid(level, self.scale)
+        if state.gave_up is not None:
+            reasons.append(state.gave_up)
         if stepped:
             reasons.append("the system clock was set during the level")
         if self.stop.asked:
             reasons.append("interrupted")
-        return {"concurrency": concurrency, "valid": not reasons, "invalid_reasons": reasons} | level
+        return {"concurrency": asked.concurrency, "valid": not reasons, "invalid_reasons": reasons} | level
+
+    def _flush(self, name: int | str) -> str:
+        """Empty the server's cache, and put the common beginning of the level's prompts into it where there is one."""
+        self.progress.phase("flushing", f"level {name}: emptying the server's cache", name)
+        try:
+            flushed = self.server.flush_cache()
+        except ServerError as problem:
+            flushed = str(problem)
+        if self.workload.cached_share and not self.stop.asked:
+            self.progress.phase(
+                "priming", f"level {name}: filling the cache with what its prompts have in common", name
+            )
+            head = self.server.head(PATHS[self.workload.api])
+            primer = self.workload.payload(name, PRIMER, head, self.model)
+            seconds = self.request_seconds
+            try:
+                self._ahead("the request that fills the cache", 1, 1, itertools.repeat(primer))
+            except ServerError as problem:
+                flushed = str(problem)
+            self.request_seconds = seconds
+        return flushed
+
+    def _shape(self, asked: Level) -> arrivals.Shape:
+        if asked.concurrency is not None:
+            return arrivals.Closed(asked.concurrency, self.request_seconds if asked.concurrency > 1 else 0.0)
+        assert asked.times is not None
+        return arrivals.Open(asked.times(self.scale), finite=asked.finite)
 
     def _info(self) -> dict[str, Any] | None:
         try:
@@ -298,31 +334,36 @@ class Session:
                 "version": __version__,
                 "python": platform.python_version(),
                 "clock": "CLOCK_REALTIME kernel receive stamps" if self.stamped else "CLOCK_MONOTONIC at each read",
+                "way": self.server.way,
             },
             "server": {
-                "url": options.url,
+                "url": self.server.url,
                 "model": self.model,
                 "sglang_version": (self.before or {}).get("version"),
+                "gpus": options.gpus or gpus(self.before),
                 "simulated": simulated(self.before),
             },
-            "workload": {
-                "api": options.api,
-                "input_tokens": options.input_tokens,
-                "output_tokens": options.output_tokens,
-                "ignore_eos": True,
-                "temperature": 0,
-                "seed": options.seed,
-                "prompts": "generated sentences, each with its own beginning",
-                "min_seconds": options.min_seconds,
-                "min_waves": options.min_waves,
-                "min_requests": options.min_requests,
-                "warmup_requests": options.warmup_requests,
-            },
+            "workload": options.workload_says,
             "levels": levels,
             "definitions": metrics.DEFINITIONS,
         }
         write_json(options.out / "summary.json", summary, indent=1)
         return summary
+
+
+def clock_stepped(before: int, after: int, wall: int) -> bool:
+    """Whether the system clock was set meanwhile, from CLOCK_REALTIME - CLOCK_MONOTONIC before and after (all ns)."""
+    return abs(after - before) > CLOCK_JITTER_NS + CLOCK_SLEW * wall
+
+
+def _window(asked: Level, state: loop.State, intervals: list[tuple[int, int]]) -> metrics.Window | None:
+    assert state.window_end is not None
+    if asked.concurrency is not None:
+        return metrics.steady_window(intervals, asked.concurrency, state.window_end)
+    if state.window_start is None or state.gave_up is not None:
+        return None
+    end = max(ended for _, ended in intervals) if asked.finite and intervals else state.window_end
+    return metrics.open_window(intervals, state.started if asked.finite else state.window_start, end)
 
 
 def describe(level: dict[str, Any]) -> str:
@@ -332,7 +373,7 @@ def describe(level: dict[str, Any]) -> str:
         return "-" if value is None else f"{value:.4g} {unit}"
 
     line = (
-        f"level {level['concurrency']}: {figure(level['output_tok_s'], 'tok/s')}, "
+        f"level {level['level']}: {figure(level['output_tok_s'], 'tok/s')}, "
         f"TTFT {figure(level['ttft_ms']['mean'], 'ms')}, TPOT {figure(level['tpot_ms']['mean'], 'ms')}, "
         f"{level['requests']['completed']} requests"
     )

@@ -18,6 +18,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable
+from typing import Any
 
 READ_BYTES = 16384
 SO_TIMESTAMPNS = 35  # asm-generic/socket.h; the socket module does not name it. SCM_TIMESTAMPNS is the same number.
@@ -70,12 +71,20 @@ class Exchange:
         self.error: tuple[str, str] | None = None
 
 
+class WantsRead(BlockingIOError):
+    """Nothing can be sent before something was received; only what stands in a socket's place raises it."""
+
+
+class NotConnected(OSError):
+    """What stands in a socket's place could not make its connection."""
+
+
 class Connection:
     """A socket and the exchange on it (None: idle, to be used again)."""
 
     __slots__ = ("exchange", "fd", "recvmsg", "sock")
 
-    def __init__(self, sock: socket.socket, exchange: Exchange) -> None:
+    def __init__(self, sock: Any, exchange: Exchange) -> None:
         self.sock = sock
         self.fd = sock.fileno()
         self.recvmsg = sock.recvmsg
@@ -83,11 +92,20 @@ class Connection:
 
 
 class Wire:
-    """Exchanges in flight to one server. `address` is what `socket.getaddrinfo` gave: (family, sockaddr)."""
+    """Exchanges in flight to one server. `address` is what `socket.getaddrinfo` gave: (family, sockaddr).
 
-    def __init__(self, address: tuple[int, tuple[str, int]], kernel_stamps: bool) -> None:
+    `wrap` makes something else of a new socket (TLS); it then sends and receives in the socket's place.
+    """
+
+    def __init__(
+        self,
+        address: tuple[int, tuple[str, int]],
+        kernel_stamps: bool,
+        wrap: Callable[[socket.socket], Any] | None = None,
+    ) -> None:
         self._family, self._address = address
         self._kernel_stamps = kernel_stamps
+        self._wrap = wrap
         self.clock: Callable[[], int] = time.time_ns if kernel_stamps else time.monotonic_ns
         self._epoll = select.epoll()
         self._connections: dict[int, Connection] = {}
@@ -114,7 +132,7 @@ class Wire:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._kernel_stamps:
             sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-        connection = Connection(sock, exchange)
+        connection = Connection(self._wrap(sock) if self._wrap is not None else sock, exchange)
         code = sock.connect_ex(self._address)
         self.opened += 1
         if code in (0, errno.EINPROGRESS):
@@ -124,6 +142,10 @@ class Wire:
                 self._write(connection, exchange)
         else:
             self._fail(connection, exchange, "connect", OSError(code, os.strerror(code)))
+
+    def wait(self, seconds: float) -> None:
+        """Wait for bytes, up to so many seconds: exactly, where `turn` rounds up to the next millisecond."""
+        select.select([self._epoll], (), (), seconds)
 
     def turn(self, timeout: float) -> list[Exchange]:
         """Wait up to `timeout` seconds for bytes, read what is there once per socket; returns what ended."""
@@ -141,6 +163,8 @@ class Wire:
             try:
                 data, ancillary, _, _ = connection.recvmsg(READ_BYTES, ANCILLARY_BYTES)
             except BlockingIOError:
+                if exchange is not None and exchange.todo:  # what came was for the connection: a step of its handshake
+                    self._write(connection, exchange)
                 continue
             except OSError as problem:
                 if exchange is not None:
@@ -206,8 +230,14 @@ class Wire:
         exchange.sent = self.clock()
         try:
             written = connection.sock.send(exchange.todo)
+        except WantsRead:
+            self._epoll.modify(connection.fd, IN)
+            return
         except BlockingIOError:
             written = 0
+        except NotConnected as problem:
+            self._fail(connection, exchange, "connect", problem)
+            return
         except OSError as problem:
             self._fail(connection, exchange, "reset", problem)
             return

@@ -1,38 +1,37 @@
-"""The closed loop: a constant number of requests in flight.
-
-Launches are a heap of due times: the ramp fills it, and every end of a request adds one. (Open loops differ only in
-what fills the heap.) The ramp spreads the first launches over about one request's duration; launched at once, requests
-of equal length would march in step for the whole level and every figure would swing with their waves.
-"""
+"""One level: launch requests when its shape says so, hand what ended to the file, know where it stands."""
 
 from __future__ import annotations
 
-import heapq
-import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+from servelab.load.arrivals import SECOND, Shape
 from servelab.load.capture import Writer
-from servelab.load.metrics import STEADY
 from servelab.load.wire import Exchange, Wire
 
-SECOND = 1_000_000_000
 TICK = SECOND // 4
 AFTER_FAILURE = SECOND // 5  # a slot whose request failed waits, or a dead server would be hammered
+FEW_FAILURES = 10
+QUIET = SECOND // 500  # nothing is due for so long: a request may be made meanwhile
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One level. Wall seconds."""
+    """One level. Wall seconds.
 
-    concurrency: int
+    `name`: as people read it. `at_once`: requests in flight that are meant (closed), or most that are allowed before
+    the server counts as overrun (open). `failures`: share of requests that may fail.
+    """
+
+    name: int | str
+    at_once: int
     min_seconds: float
     min_requests: int
-    ramp_seconds: float
     timeout: float
     drain: bool  # let what is in flight at the end of the window end by itself, instead of cancelling it
+    failures: float = 0.0
 
 
 @dataclass
@@ -51,10 +50,12 @@ class State:
     window_end: int | None = None
     bytes_of_ended: int = 0
     seconds_of_ended: float = 0.0
+    gave_up: str | None = None  # why the level was ended early
 
 
 def run(
     wire: Wire,
+    shape: Shape,
     plan: Plan,
     payloads: Iterator[bytes],
     writer: Writer,
@@ -68,50 +69,59 @@ def run(
     """
     clock = wire.clock
     # Requests are made ahead of time, while waiting: making one takes longer than sending it.
-    ready = deque(islice(payloads, plan.concurrency))
+    ready = deque(islice(payloads, shape.ahead))
     state = State(started=clock())
-    step = int(plan.ramp_seconds * SECOND / plan.concurrency)
-    due = [state.started + i * step for i in range(plan.concurrency)]  # ascending, so already a heap
-    need = math.ceil(STEADY * plan.concurrency)
-    most_failures = max(10, plan.concurrency)
+    shape.begin(state.started)
+    most_failures = max(FEW_FAILURES, plan.at_once) if not shape.exact else FEW_FAILURES
     timeout = int(plan.timeout * SECOND)
     drain = plan.drain
     next_tick = state.started
     launching = True
-
-    cycle = _Cycle(plan.concurrency)
+    # An open level goes on after its window until what was launched in it has ended, under the same load; otherwise the
+    # last requests of the window would meet an emptying server.
+    counted, waiting = 0, 0
 
     def launch() -> None:
-        while due and due[0] <= clock():
-            at = heapq.heappop(due)
-            cycle.launched(state.launched, at)
-            wire.send(state.launched, ready.popleft() if ready else next(payloads), at)
+        while (due := shape.due()) is not None and due <= clock():
+            wire.send(state.launched, ready.popleft() if ready else next(payloads), shape.launched(state.launched))
             state.launched += 1
-        if state.window_start is None and wire.in_flight >= need:
+        if state.window_start is None and shape.opens(wire.in_flight):
             state.window_start = clock()
             state.phase = "measuring"
-            cycle.open(state.launched - 1)
 
     while launching or wire.in_flight:
+        due = None
         if launching:
             launch()
-        until = min(due[0], next_tick) if launching and due else next_tick
-        behind = launching and len(ready) < plan.concurrency
-        ended = wire.turn(0.0 if behind else max(0.0, (until - clock()) / SECOND))
+            due = shape.due()
+        now = clock()
+        until = next_tick if due is None else min(due, next_tick)
+        behind = launching and len(ready) < shape.ahead and (not shape.exact or due is None or due - now > QUIET)
+        left = 0.0 if behind else max(0, until - now) / SECOND
+        if shape.exact and left:
+            wire.wait(left)
+            left = 0.0
+        ended = wire.turn(left)
         now = clock()
         for exchange in ended:
             _count(exchange, state)
+            waiting -= exchange.index < counted
             if launching:
                 again = exchange.ended + (AFTER_FAILURE if _failed(exchange) else 0)
-                heapq.heappush(due, again)
-                if cycle.ended(exchange.index, again) and _enough(plan, state, now):
+                if shape.ended(exchange.index, again) and _enough(plan, state, now):
                     state.window_end = exchange.ended
                     launching = False
         if launching:
             launch()  # before anything is written down about those that ended
         _write(ended, writer, intervals)
         if behind and not ended:
-            ready.append(next(payloads))
+            ready.extend(islice(payloads, 1))
+        if launching and shape.finite and shape.due() is None:
+            launching = False
+        elif launching and shape.anytime and state.window_end is None and _enough(plan, state, now):
+            state.window_end = now
+            state.phase = "draining"
+            counted, waiting = state.launched, wire.in_flight
 
         if now >= next_tick:
             next_tick = now + TICK
@@ -120,12 +130,18 @@ def run(
             given_up = wire.overdue(now - timeout)
             for exchange in given_up:
                 _count(exchange, state)
+                waiting -= exchange.index < counted
                 if launching:
-                    heapq.heappush(due, now)
-                    cycle.ended(exchange.index, now)
+                    shape.ended(exchange.index, now)
             _write(given_up, writer, intervals)
-            if tick(state) or (launching and state.failed >= most_failures):
+            if launching and state.failed >= max(most_failures, plan.failures * (state.failed + state.ended)):
+                state.gave_up = f"ended early after {state.failed} failed requests"
+            elif launching and shape.exact and wire.in_flight > plan.at_once:
+                state.gave_up = f"ended early: {wire.in_flight} requests were waiting for the server"
+            if tick(state) or (launching and state.gave_up is not None):
                 launching = drain = False
+        if counted and waiting <= 0:
+            launching = drain = False
         if not launching:
             state.phase = "draining"
             if state.window_end is None:
@@ -133,35 +149,6 @@ def run(
             if not drain:
                 _write(wire.cancel(), writer, intervals)
     return state
-
-
-class _Cycle:
-    """When a window may close. Requests of equal length repeat with their duration as the period, so that a window of
-    whole periods has no error from where it starts and ends. At a small level that error would show: there the window
-    closes with a request of the slot that opened it. At a large one the slots' phases even it out."""
-
-    SMALL = 8
-
-    def __init__(self, concurrency: int) -> None:
-        self._small = concurrency <= self.SMALL
-        self._index = -1  # the opening slot's request in flight
-        self._due = -1  # when the opening slot's next request is due
-
-    def open(self, index: int) -> None:
-        """The window opens with the launch of this request."""
-        self._index = index
-
-    def launched(self, index: int, due: int) -> None:
-        """A request was launched that was due then."""
-        if due == self._due:
-            self._index = index
-
-    def ended(self, index: int, due: int) -> bool:
-        """A request ended and its slot's next one is due then; returns whether a window may close here."""
-        if index != self._index:
-            return not self._small
-        self._due = due
-        return True
 
 
 def _enough(plan: Plan, state: State, now: int) -> bool:
