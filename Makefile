@@ -53,7 +53,7 @@ clean: lab-down ## lab-down, and the caches, the environment and build products;
 readme: venv ## write the variables' tables of the roles' READMEs
 	scripts/readme.py
 
-.PHONY: test lint unit molecule
+.PHONY: test lint unit molecule test-patch-all
 # With ROLE=name only that role's scenario; with KEEP=1 the lab of the tests stays up for the next time.
 test: preflight venv $(if $(ROLE),,lint unit) molecule ## test it: all that CI runs; ROLE=name: one role; KEEP=1: keep the lab
 
@@ -69,3 +69,7 @@ unit: venv ## the Python code
 
 molecule: preflight venv ## the roles and the two commands, end to end on real LXC
 	scripts/molecule.sh $(ROLE)
+
+# Downloads what is missing, one wheel after the other (about 500 MB once, of which 20 are kept). Not part of CI.
+test-patch-all: venv ## the allreduce patch on every published SGLang from 0.4.9 on; prints the matrix
+	scripts/patch_matrix.py

@@ -19,6 +19,7 @@ COMMANDS = {
     "ledger": ("servelab.ledger", "write LEDGER.md: everything ever tried, with outcome and reason"),
     "campaign": ("servelab.campaign.command", "measure several modes, interleaved and repeated"),
     "report": ("servelab.report", "write the report of a campaign"),
+    "collectives": ("servelab.collectives.command", "measure every way to all-reduce on this machine"),
 }
 
 

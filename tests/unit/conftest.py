@@ -17,6 +17,12 @@ CARDS = [int(f"{os.getpid()}{number}") for number in range(2)]
 NODES = {0: f"nvidia{CARDS[0]}", 1: f"nvidia{CARDS[1]}", "ctl": f"nvidiactl{os.getpid()}"}
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all-releases", action="store_true", help="try the allreduce patch on every published release of SGLang"
+    )
+
+
 @pytest.fixture
 def gpu_dir(tmp_path: Path) -> Path:
     """A directory with the device nodes of two cards, all of one harmless number, as in the lab."""

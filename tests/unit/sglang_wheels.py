@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from servelab.shared.sglang_release import Release
+
 CACHE = Path.home() / ".cache" / "servelab" / "wheels"
 
 
@@ -30,6 +32,40 @@ def _wheel(version: str) -> Path:
             reason = result.stderr.strip().splitlines()[-1:] or [f"pip exited {result.returncode}"]
             pytest.skip(f"sglang {version} cannot be downloaded: {reason[0]}")
         return downloaded[0].replace(CACHE / downloaded[0].name)
+
+
+def published(oldest: str) -> list[str]:
+    """Return the releases of SGLang on the package index from `oldest` on, oldest first."""
+    command = [sys.executable, "-m", "pip", "index", "versions", "sglang", "--disable-pip-version-check"]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    names = answer.partition("Available versions:")[2].splitlines()[0].replace(",", " ").split()
+    return sorted((name for name in names if Release.parse(name) >= Release.parse(oldest)), key=Release.parse)
+
+
+def unpack_communicators(version: str, directory: Path) -> Path:
+    """As `unpack`, but only what concerns the all-reduce: of a wheel that is not in the cache only that is kept."""
+    small = CACHE / "communicators" / f"sglang-{version}.zip"
+    if not small.exists() and not list(CACHE.glob(f"sglang-{version}-*.whl")):
+        small.parent.mkdir(parents=True, exist_ok=True)
+        whole = _wheel(version)
+        beside = small.with_suffix(".new")
+        with zipfile.ZipFile(whole) as wheel, zipfile.ZipFile(beside, "w", zipfile.ZIP_DEFLATED) as kept:
+            for name in wheel.namelist():
+                if _concerns_the_allreduce(name):
+                    kept.writestr(name, wheel.read(name))
+        beside.replace(small)
+        whole.unlink()
+    with zipfile.ZipFile(small if small.exists() else _wheel(version)) as archive:
+        archive.extractall(directory, [name for name in archive.namelist() if _concerns_the_allreduce(name)])
+    return directory / "sglang"
+
+
+def _concerns_the_allreduce(name: str) -> bool:
+    top, _, rest = name.partition("/")
+    version = "/" not in rest and rest.endswith("version.py")
+    return top.endswith(".dist-info") or (
+        top == "sglang" and (version or rest.startswith("srt/distributed/device_communicators/"))
+    )
 
 
 def unpack(version: str, directory: Path) -> Path:

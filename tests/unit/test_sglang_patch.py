@@ -23,7 +23,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from sglang_wheels import unpack
+from sglang_wheels import published, unpack_communicators
 
 from servelab.shared import sglang_patch
 from servelab.shared.sglang_patch import PatchRefused, describe, execute, plan, store_dir
@@ -34,21 +34,37 @@ CAR = COMMUNICATORS / "custom_all_reduce.py"
 UTILS = COMMUNICATORS / "custom_all_reduce_utils.py"
 V2 = COMMUNICATORS / "custom_all_reduce_v2.py"
 
-# Release → shape, and the files that change, from reading the wheels.
-SHAPES = {
-    "0.4.9": ("A1", [CAR]),
-    "0.5.1": ("A1", [CAR]),
-    "0.5.8": ("A2", [CAR]),
-    "0.5.9": ("A3", [CAR]),
-    "0.5.10": ("B1", [CAR, UTILS]),
-    "0.5.12": ("B2", [CAR, UTILS]),
-    "0.5.15": ("B3", [CAR, UTILS]),
-    "0.5.23": ("B4", [CAR, UTILS]),
+# Every published release → shape, from reading the wheels; a newer one must be read before it may stand here.
+PUBLISHED = {
+    "A1": "0.4.9 0.4.9.post1 0.4.9.post2 0.4.9.post3 0.4.9.post4 0.4.9.post5 0.4.9.post6 0.4.10 0.4.10.post1 "
+    "0.4.10.post2 0.5.1 0.5.1.post1 0.5.1.post2 0.5.1.post3 0.5.2 0.5.3 0.5.3.post1 0.5.3.post2 0.5.3.post3 0.5.4 "
+    "0.5.4.post1 0.5.4.post2 0.5.4.post3 0.5.5 0.5.5.post1 "
+    "0.5.5.post2",
+    "A2": "0.5.5.post3 0.5.6 0.5.6.post1 0.5.6.post2 0.5.7 0.5.8 0.5.8.post1",
+    "A3": "0.5.9",
+    "B1": "0.5.10 0.5.10.post1 0.5.11",
+    "B2": "0.5.12 0.5.12.post1",
+    "B3": "0.5.13 0.5.13.post1 0.5.14 0.5.15 0.5.15.post1 0.5.16 0.5.17 0.5.18 0.5.19 0.5.20",
+    "B4": "0.5.21 0.5.22 0.5.23",
 }
+SHAPES = {release: shape for shape, releases in PUBLISHED.items() for release in releases.split()}
+FILES = {"A": [CAR], "B": [CAR, UTILS]}
+# One of every shape is tried each time; all of them with --all-releases (make test-patch-all).
+ALWAYS = ["0.4.9", "0.5.1", "0.5.8", "0.5.9", "0.5.10", "0.5.12", "0.5.15", "0.5.23"]
 KIB = 1024
 MIB = 1024 * KIB
 
-every_shape = pytest.mark.parametrize("release", SHAPES)
+every_shape = pytest.mark.every_shape
+version_2 = pytest.mark.every_shape("B")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    mark = metafunc.definition.get_closest_marker("every_shape")
+    if mark is None:
+        return
+    releases = published("0.4.9") if metafunc.config.getoption("--all-releases") else ALWAYS
+    # What is not in the table is tried, too, and fails: somebody has to read it.
+    metafunc.parametrize("release", [r for r in releases if SHAPES.get(r, "B?").startswith(mark.args or ("A", "B"))])
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +73,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     def get(release: str) -> Path:
         if release not in unpacked:
-            unpacked[release] = unpack(release, tmp_path_factory.mktemp(release))
+            unpacked[release] = unpack_communicators(release, tmp_path_factory.mktemp(release))
         return unpacked[release]
 
     return get
@@ -181,14 +197,15 @@ def test_the_shape_is_found_and_only_its_files_change(install: Callable[[str], P
     package = install(release)
     before = snapshot(package)
     todo = plan(package, "present")
-    assert (todo.release, todo.shape) == (release, SHAPES[release][0])
+    assert release in SHAPES, f"sglang {release} is new: read it, then enter it under its shape ({todo.shape}?)"
+    assert (todo.release, todo.shape) == (release, SHAPES[release])
     assert snapshot(package) == before, "planning must not write"
     execute(todo)
     changed = {path for path, content in snapshot(package).items() if before.get(path) != content}
     store = "sglang-servelab-patch"
     assert changed == {
-        *(f"sglang/{file}" for file in SHAPES[release][1]),
-        *(f"{store}/originals/{file}" for file in SHAPES[release][1]),
+        *(f"sglang/{file}" for file in FILES[SHAPES[release][0]]),
+        *(f"{store}/originals/{file}" for file in FILES[SHAPES[release][0]]),
         f"{store}/manifest.json",
     }
 
@@ -297,7 +314,7 @@ def test_forced_gpus_without_p2p_are_still_refused(
     assert (world.communicator.disabled, world.launched_as_nvlink) == (True, None)
 
 
-@pytest.mark.parametrize("release", ["0.5.10", "0.5.12", "0.5.15", "0.5.23"])
+@version_2
 def test_forced_version_2_stays_refused(
     install: Callable[[str], Path], release: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,7 +327,7 @@ def test_forced_version_2_stays_refused(
             "get_supported_world_sizes": lambda: [2, 4, 8],
             "THRESHOLD_2_SHOT_MAP": {8: thresholds},
         }
-        if release in ("0.5.15", "0.5.23"):
+        if SHAPES[release] in ("B3", "B4"):
             allowed = run_source(package / V2, "can_use_custom_all_reduce_v2", **common)(
                 group=1, device=Torch.device(0)
             )
@@ -332,7 +349,7 @@ def test_reverting_restores_every_byte(install: Callable[[str], Path], release: 
     execute(todo)
     assert snapshot(package) == before
     assert not plan(package, "absent").changed
-    assert describe(package) == {"state": "absent", "release": release, "shape": SHAPES[release][0]}
+    assert describe(package) == {"state": "absent", "release": release, "shape": SHAPES[release]}
 
 
 @every_shape
