@@ -91,6 +91,7 @@ def read_reply(events: Iterable[tuple[int, bytes]], count: Callable[[str], int] 
     total = counted = 0  # tokens that the server has stated, and that chunks already stand for
     exact = True
     usage: Any = None
+    detailed: Any = None
     said = ""  # all text of a native stream so far, which it repeats
     texts: list[str] = []  # of deltas without usage
     for time, data in events:
@@ -112,6 +113,8 @@ def read_reply(events: Iterable[tuple[int, bytes]], count: Callable[[str], int] 
                     if type(used) is not int or used < total:
                         raise ValueError(f"completion_tokens went from {total} to {used}")
                     total, usage = used, stated
+                    if stated.get("prompt_tokens_details"):
+                        detailed = stated  # a later usage without details does not take them back
             if "sglext" in message:
                 reply.verify_steps = _verify_steps(message["sglext"])
             for choice in message.get("choices") or ():
@@ -137,7 +140,7 @@ def read_reply(events: Iterable[tuple[int, bytes]], count: Callable[[str], int] 
         except (ValueError, TypeError, AttributeError) as problem:
             reply.error = reply.error or ("protocol", f"{problem}: {data[:200].decode(errors='replace')}")
     if usage is not None:
-        _take_over(usage, reply)
+        _take_over(usage, detailed or usage, reply)
     if not exact:
         reply.chunks = [(time, None) for time, _ in chunks]
         if usage is None and count is not None:
@@ -196,21 +199,21 @@ def _verify_steps(extra: Any) -> int | None:
     return steps if type(steps) is int and steps > 0 else None
 
 
-def _take_over(usage: dict[str, Any], reply: Reply) -> None:
-    """The figures of the last usage object, which are cumulative."""
+def _take_over(usage: dict[str, Any], detailed: dict[str, Any], reply: Reply) -> None:
+    """The figures of the last usage object, which are cumulative, and of the last one with details."""
 
     def whole(value: Any) -> int | None:
         return value if type(value) is int else None
 
-    def of(name: str) -> dict[str, Any]:
-        details = usage.get(name)
+    def of(source: dict[str, Any], name: str) -> dict[str, Any]:
+        details = source.get(name)
         return details if isinstance(details, dict) else {}
 
     reply.completion_tokens = usage["completion_tokens"]
     reply.prompt_tokens = whole(usage.get("prompt_tokens"))
-    reply.cached_tokens = whole(of("prompt_tokens_details").get("cached_tokens"))
+    reply.cached_tokens = whole(of(detailed, "prompt_tokens_details").get("cached_tokens"))
     reply.reasoning_tokens = whole(
-        usage.get("reasoning_tokens", of("completion_tokens_details").get("reasoning_tokens"))
+        usage.get("reasoning_tokens", of(usage, "completion_tokens_details").get("reasoning_tokens"))
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -28,6 +29,11 @@ class Script:
     faulty: frozenset[int] = frozenset()
     close_each: bool = False
     flush_status: int = 200
+    health_status: int = 200
+    one_at_a_time: bool = False
+    incremental: bool = False  # /generate sends what is new instead of repeating it all
+    reasoning: int = 0  # so many deltas of a chat are thoughts
+    cached: int | None = None
     info: dict[str, object] = field(default_factory=dict)
 
 
@@ -41,16 +47,20 @@ class Served:
 
 
 class KnownTruthServer:
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, tls: ssl.SSLContext | None = None) -> None:
         self.script = script
+        self._tls = tls
+        self._turn = threading.Lock()
         self.served: list[Served] = []
         self.requests: list[dict[str, object]] = []
+        self.heads: list[str] = []
         self.flushes = 0
         self.at_once = 0
         self.most_at_once = 0
         self._lock = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.port = self._listener.getsockname()[1]
+        self.url = f"https://localhost:{self.port}" if tls else f"http://127.0.0.1:{self.port}"
         self._open: set[socket.socket] = set()
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -73,7 +83,7 @@ class KnownTruthServer:
                 threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
 
     def _serve(self, sock: socket.socket) -> None:
-        with sock, contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), self._tls.wrap_socket(sock, server_side=True) if self._tls else sock as sock:
             buffer = b""
             while True:
                 while b"\r\n\r\n" not in buffer:
@@ -83,6 +93,7 @@ class KnownTruthServer:
                     buffer += data
                 head, buffer = buffer.split(b"\r\n\r\n", 1)
                 method, path, _ = head.split(b"\r\n")[0].decode().split()
+                self.heads.append(head.decode())
                 length = 0
                 for line in head.split(b"\r\n")[1:]:
                     if line.lower().startswith(b"content-length:"):
@@ -91,7 +102,7 @@ class KnownTruthServer:
                     buffer += sock.recv(65536)
                 body, buffer = buffer[:length], buffer[length:]
                 received = time.time_ns()
-                if path.startswith("/v1/") and method == "POST":
+                if (path.startswith("/v1/") or path == "/generate") and method == "POST":
                     if not self._complete(sock, json.loads(body), received):
                         return
                 else:
@@ -103,6 +114,8 @@ class KnownTruthServer:
             status, answer = 200, json.dumps({"object": "list", "data": [{"id": "known-truth"}]})
         elif path == "/server_info":
             status, answer = 200, json.dumps({"version": "0.5.23", "random_seed": 7, **self.script.info})
+        elif path == "/health":
+            status, answer = self.script.health_status, ""
         elif path == "/flush_cache":
             self.flushes += 1
             status, answer = self.script.flush_status, "Cache flushed."
@@ -128,25 +141,42 @@ class KnownTruthServer:
                 "Transfer-Encoding: chunked\r\n\r\n".encode()
             )
             sent = []
-            time.sleep(script.first_s)
-            for message in self._messages("messages" in request, fault):
-                if isinstance(message, float):
-                    time.sleep(message)
-                    continue
-                if message == "cut":
-                    return False
-                event = f"data: {message}\n\n".encode()
-                if '"finish_reason": null' in message:
-                    sent.append(time.time_ns())
-                sock.sendall(b"%x\r\n%s\r\n" % (len(event), event))
-            sock.sendall(b"0\r\n\r\n")
-            prompt = str(request.get("prompt") or request["messages"][0]["content"])  # type: ignore[index]
+            with self._turn if script.one_at_a_time else contextlib.nullcontext():
+                time.sleep(script.first_s)
+                native = "sampling_params" in request
+                for message in self._native() if native else self._messages("messages" in request, fault):
+                    if isinstance(message, float):
+                        time.sleep(message)
+                        continue
+                    if message == "cut":
+                        return False
+                    event = f"data: {message}\n\n".encode()
+                    if '"finish_reason": null' in message:
+                        sent.append(time.time_ns())
+                    sock.sendall(b"%x\r\n%s\r\n" % (len(event), event))
+                sock.sendall(b"0\r\n\r\n")
+            given = [request.get(key) for key in ("prompt", "text", "input_ids")]
+            prompt = str(next((p for p in given if p), None) or request["messages"][0]["content"])  # type: ignore[index]
             with self._lock:
                 self.served.append(Served(prompt, received, sent))
             return not script.close_each
         finally:
             with self._lock:
                 self.at_once -= 1
+
+    def _native(self) -> Iterator[str | float]:
+        """The events of /generate: everything again and again, or what is new."""
+        total, last = 0, len(self.script.tokens) - 1
+        for number, tokens in enumerate(self.script.tokens):
+            if number:
+                yield self.script.gap_s
+            total += tokens
+            shown = tokens if self.script.incremental else total
+            meta = {"prompt_tokens": 11, "completion_tokens": total, "cached_tokens": 3, "finish_reason": None}
+            if number == last:
+                meta |= {"finish_reason": {"type": "length", "length": total}, "spec_verify_ct": last}
+            yield json.dumps({"text": " w" * shown, "output_ids": [7] * shown, "meta_info": meta})
+        yield "[DONE]"
 
     def _messages(self, chat: bool, fault: str | None) -> Iterator[str | float]:
         """Deltas, with seconds to wait between them."""
@@ -164,8 +194,11 @@ class KnownTruthServer:
                 return
             total += tokens
             text = " w" * tokens
-            choice = {"index": 0, "finish_reason": None} | ({"delta": {"content": text}} if chat else {"text": text})
+            channel = "reasoning_content" if number < script.reasoning else "content"
+            choice = {"index": 0, "finish_reason": None} | ({"delta": {channel: text}} if chat else {"text": text})
             usage = {"prompt_tokens": 11, "completion_tokens": total}
+            if script.cached is not None:
+                usage["prompt_tokens_details"] = {"cached_tokens": script.cached}  # type: ignore[assignment]
             yield json.dumps({"choices": [choice], "usage": usage if exact else None})
         last = {"index": 0, "finish_reason": "length"} | ({"delta": {}} if chat else {"text": ""})
         yield json.dumps({"choices": [last]})

@@ -5,6 +5,7 @@ import pytest
 from servelab.load import metrics
 from servelab.load.capture import Record
 from servelab.load.metrics import Tally, Window, percentile, reasons_invalid, spread, steady_window
+from servelab.load.session import clock_stepped
 from servelab.shared.sse import Reply
 
 S = 1_000_000_000
@@ -149,3 +150,164 @@ def test_a_simulated_server_that_is_behind_its_time_voids_the_level(share: float
     assert [reason.split(":")[0] for reason in reasons] == (
         [] if valid else ["the simulated server fell 6% behind its own time"]
     )
+
+
+# Open loops: what counts was due in the window, from when it was due.
+
+MS = 1_000_000
+
+
+def two_tokens(first: int, last: int) -> Reply:
+    return reply([(first * MS, 1), (last * MS, 1)], 2)
+
+
+def test_an_open_level_by_hand() -> None:
+    tally = Tally(Window(100 * MS, 1100 * MS, 2.0), open_loop=True)
+    # due at 150 and sent 5 ms late: its user has waited since 150
+    tally.add(exchange(155 * MS, 270 * MS, [250 * MS, 270 * MS], due=150 * MS), two_tokens(250, 270))
+    # due in the window, answered after it: counted, or the slow ones would be missing
+    tally.add(exchange(1000 * MS, 1500 * MS, [1300 * MS, 1500 * MS], due=1000 * MS), two_tokens(1300, 1500))
+    # due before the window and after it: not counted
+    tally.add(exchange(90 * MS, 300 * MS, [200 * MS, 300 * MS], due=90 * MS), two_tokens(200, 300))
+    tally.add(exchange(1200 * MS, 1400 * MS, [1300 * MS, 1400 * MS], due=1200 * MS), two_tokens(1300, 1400))
+    # load kept up behind the window and ended by us
+    tally.add(exchange(1050 * MS, 1600 * MS, []), Reply(error=("cancelled", "")))
+    level = tally.summary(None, 1.0, True, 0.1)
+    assert level["concurrency"] is None
+    assert level["requests"]["in_window"] == 2
+    assert level["ttft_ms"]["mean"] == 200.0  # 100 and 300
+    assert level["e2e_ms"]["mean"] == 310.0  # 120 and 500
+    assert level["tpot_ms"]["mean"] == 110.0  # 20 and 200
+    assert level["output_tok_s"] == 4.0  # 250, 270, 200 and 300
+    assert level["self"]["late_send_p99_ms"] == 5.0
+    assert (level["arrived_per_s"], level["ended_per_s"]) == (3.0, 2.0)
+    assert reasons_invalid(level) == []
+
+
+def open_level(came: float, went: float, late: float = 1.0, **more: object) -> dict[str, object]:
+    tally = Tally(Window(0, 10 * S, 3.0), open_loop=True)
+    tally.add(exchange(1, 5, [2, 3], due=0), two_tokens(2, 3))
+    level = tally.summary(None, 1.0, True, 0.1) | {"arrived_per_s": came, "ended_per_s": went} | more
+    level["self"]["late_send_p99_ms"] = late
+    return level
+
+
+@pytest.mark.parametrize(
+    ("came", "went", "grows"),
+    [
+        (10.0, 9.5, False),  # 5 of 100: within three times the scatter of 100, which is 10
+        (10.0, 6.9, True),  # 31 of 100
+        (1000.0, 960.0, False),  # 400 of 10 000 is more than 3 × 100, but less than 5 %
+        (1000.0, 940.0, True),
+    ],
+)
+def test_a_queue_that_grows_voids_an_open_level(came: float, went: float, grows: bool) -> None:
+    reasons = reasons_invalid(open_level(came, went))
+    assert [reason.split(",")[0] for reason in reasons] == (
+        [f"not sustained: {came * 10:.0f} requests came within the window and {went * 10:.0f} ended"] if grows else []
+    )
+    assert reasons_invalid(open_level(came, went, steady=False)) == []  # a trace may end with a queue
+
+
+def test_requests_sent_late_are_another_load() -> None:
+    assert reasons_invalid(open_level(10, 10, late=10.0)) == []
+    assert "it sent requests 10.1 ms late" in reasons_invalid(open_level(10, 10, late=10.1))[0]
+    # 40 reported ms of a simulation five times as fast are 8 real ones
+    assert reasons_invalid(open_level(10, 10, late=40.0), scale=5.0) == []
+
+
+def test_the_window_of_an_open_level_knows_who_was_in_flight() -> None:
+    # 2 s alone, 1 s both, of 4
+    window = metrics.open_window([(0, 3 * S), (2 * S, 9 * S)], 1 * S, 5 * S)
+    assert window == Window(1 * S, 5 * S, 5 / 4)
+    assert metrics.open_window([], 5, 5) is None
+
+
+# Figures per token, per user, under limits.
+
+
+def test_inter_token_latency_by_hand() -> None:
+    tally = Tally(Window(0, 1000 * MS, 1.0))
+    # 30 ms for 3 tokens, 50 ms for 1; a delta without a token passes its 5 ms on to the next
+    chunks: list[tuple[int, int | None]] = [(100 * MS, 2), (130 * MS, 3), (135 * MS, 0), (180 * MS, 1)]
+    tally.add(exchange(1, 181 * MS, [time for time, _ in chunks]), reply(chunks, 6))
+    level = tally.summary(1, 1.0, True, 0.1)
+    assert level["itl_ms"] == {"mean": 20.0, "p50": 10.0, "p90": None, "p99": None, "n": 4}  # 10 10 10 50
+    assert level["chunk_gap_ms"]["n"] == 3
+    assert level["tpot_ms"]["mean"] == 20.0
+    assert level["output_tok_s_per_user"] == 50.0
+    assert tally.summary(1, 5.0, True, 0.1)["output_tok_s_per_user"] == 10.0  # five times as slow in reported time
+
+
+def test_weighted_percentiles() -> None:
+    found = metrics.weighted_spread([3.0, 1.0, 2.0], [1, 98, 901], 1000)
+    assert (found["p50"], found["p90"], found["p99"], found["n"]) == (2.0, 2.0, 2.0, 1000)
+    assert metrics.weighted_spread([3.0, 1.0], [11, 989], 1000)["p99"] == 3.0  # the 990th of 1000
+    assert found["mean"] == pytest.approx(1.903)
+
+
+def test_goodput_counts_who_met_every_limit_and_those_that_failed() -> None:
+    tally = Tally(Window(0, 2 * S, 1.0), slos={"ttft_ms": 100.0, "tpot_ms": 50.0})
+    tally.add(exchange(1 * MS, 200 * MS, [101 * MS, 151 * MS]), two_tokens(101, 151))  # 100 and 50: just good
+    tally.add(exchange(1 * MS, 200 * MS, [102 * MS, 140 * MS]), two_tokens(102, 140))  # late
+    tally.add(exchange(1 * MS, 200 * MS, [50 * MS, 101 * MS]), two_tokens(50, 101))  # slow
+    tally.add(exchange(1 * MS, 200 * MS, []), Reply(error=("cut", "")))
+    found = tally.summary(1, 1.0, True, 0.1)["goodput"]
+    assert found == {"slo": {"ttft_ms": 100.0, "tpot_ms": 50.0}, "requests_s": 0.5, "share": 0.25}
+    assert Tally(Window(0, S, 1.0)).summary(1, 1.0, True, 0.1)["goodput"] is None
+
+
+def test_accept_length_of_the_requests_themselves() -> None:
+    tally = Tally(Window(0, 1000 * MS, 1.0))
+    for steps, tokens in ((25, 64), (10, 36), (None, 8)):
+        answer = two_tokens(2, 3)
+        answer.verify_steps, answer.completion_tokens = steps, tokens
+        tally.add(exchange(1, 5 * MS, [2, 3]), answer)
+    level = tally.summary(1, 1.0, True, 0.1)
+    assert (level["accept_length"], level["accept_length_from"]) == (2.85714, "requests")  # 100 tokens in 35 steps
+
+
+def test_a_budget_for_failures() -> None:
+    tally = Tally(Window(0, 1000, 10.0))
+    tally.add(exchange(1, 5, [2]), Reply(error=("http_503", "")))
+    for _ in range(9):
+        tally.add(exchange(1, 5, [2, 3]), reply([(2, 1), (3, 1)], 2))
+    level = {"concurrency": 10} | tally.summary(10, 1.0, True, 0.1)
+    assert reasons_invalid(level | {"failures_allowed": 0.09}) == ["1 request failed: http_503"]
+    allowed = level | {"failures_allowed": 0.1}
+    assert reasons_invalid(allowed) == []
+    assert metrics.notices(allowed, None) == ["1 requests failed: http_503 1"]
+
+
+@pytest.mark.parametrize(
+    ("cached", "said"),
+    [
+        (50, []),
+        (35, ["50% of each prompt should be cached; the server says 35%"]),
+        (None, ["50% of each prompt should"]),
+    ],
+)
+def test_a_stated_cache_share_is_held_against_what_the_server_says(cached: int | None, said: list[str]) -> None:
+    tally = Tally(Window(0, 1000, 1.0))
+    answer = reply([(2, 1), (3, 1)], 2)
+    answer.prompt_tokens, answer.cached_tokens = 100, cached
+    tally.add(exchange(1, 5, [2, 3]), answer)
+    found = metrics.notices({"concurrency": 1} | tally.summary(1, 1.0, True, 0.1), None, cached_share=0.5)
+    assert [notice[: len(words)] for notice, words in zip(found, said, strict=True)] == said
+
+
+def test_estimated_tokens_are_said() -> None:
+    tally = Tally(Window(0, 1000, 1.0))
+    answer = reply([(2, None), (3, None)], 2)
+    answer.estimated = True
+    tally.add(exchange(1, 5, [2, 3]), answer)
+    found = metrics.notices({"concurrency": 1} | tally.summary(1, 1.0, True, 0.1), None)
+    assert found[0].startswith("tokens of 1 requests are estimated")
+
+
+@pytest.mark.parametrize(
+    ("moved", "stepped"), [(0, False), (10_000_000, False), (20_000_000, True), (-20_000_000, True)]
+)
+def test_a_clock_that_was_set_and_one_that_was_only_slewed(moved: int, stepped: bool) -> None:
+    # 10 s: slewing at 500 ppm moves it by 5 ms
+    assert clock_stepped(7 * S, 7 * S + moved, 10 * S) is stepped

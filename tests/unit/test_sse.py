@@ -1,13 +1,16 @@
 """The stream parser against hand-made streams, against streams of a real SGLang 0.5.15, and torn at every byte."""
 
 import json
+import random
+import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from servelab.load.capture import Record
-from servelab.load.http import BadResponse, parse_response
+from servelab.load.http import BadResponse, parse_response, whole_events
 from servelab.load.metrics import Tally, Window
 from servelab.load.rows import interpret
 from servelab.shared.sse import Reply, read_reply, split_events
@@ -60,6 +63,7 @@ def level(name: str) -> dict[str, Any]:
     tally = Tally(Window(-1, 10_000 * MS, 1.0))
     reply = case(name)
     reply.chunks = [(time * MS, tokens) for time, tokens in reply.chunks]
+    reply.first_answer = reply.first_answer * MS if reply.first_answer is not None else None
     tally.add(record([b""], [6000 * MS]), reply)
     return tally.summary(1, 1.0, False, 0.0)
 
@@ -232,3 +236,152 @@ def test_bad_framing(raw: bytes, kind: str) -> None:
 def test_what_is_no_response(raw: bytes) -> None:
     with pytest.raises(BadResponse):
         parse_response(raw, closed=True)
+
+
+# SGLang's own /generate.
+
+
+def test_real_generate_stream_repeats_its_text_and_tells_its_verify_steps() -> None:
+    reply = interpret(record([real("sse_generate")], [5]), 64)
+    assert reply.error is None
+    # differences of the completion_tokens that stand in the capture: 1 5 7 11 15 17 19 20 21 23 27 …
+    assert [tokens for _, tokens in reply.chunks] == [
+        *(1, 4, 2, 4, 4, 2, 2, 1, 1, 2, 4, 2, 4, 4, 2, 2, 1, 1, 2, 4, 2, 4, 4, 2, 2, 1)
+    ]
+    assert (reply.prompt_tokens, reply.cached_tokens, reply.reasoning_tokens) == (9, 7, 0)
+    assert (reply.verify_steps, reply.finish_reason) == (25, "length")
+    assert reply.first_answer == 5
+
+
+def native(text: str, ids: int, total: int, reason: object = None) -> bytes:
+    meta = {"completion_tokens": total, "prompt_tokens": 3, "finish_reason": reason}
+    return json.dumps({"text": text, "output_ids": [1] * ids, "meta_info": meta}).encode()
+
+
+def test_increments_of_generate_may_be_alike() -> None:
+    end = {"type": "length", "length": 4}
+    events = [(1, native("a", 1, 1)), (2, native("a", 1, 2)), (3, native("aa", 2, 4, end)), (4, b"[DONE]")]
+    reply = read_reply(events)
+    assert (reply.error, reply.chunks) == (None, [(1, 1), (2, 1), (3, 2)])
+
+
+def test_a_repeated_text_that_did_not_grow_is_no_delta() -> None:
+    end = {"type": "stop", "matched": 2}
+    events = [(1, native("a", 1, 1)), (2, native("a", 2, 2)), (3, native("ab", 3, 3)), (4, native("ab", 4, 4, end))]
+    reply = read_reply([*events, (5, b"[DONE]")])
+    # the second token is counted with the delta that shows it, the end-of-sequence token with the last one
+    assert (reply.error, reply.chunks) == (None, [(1, 1), (3, 3)])
+
+
+def test_generate_aborted() -> None:
+    reply = read_reply([(1, native("a", 1, 1, {"type": "abort", "message": "AbortReq"})), (2, b"[DONE]")])
+    assert reply.error is not None
+    assert reply.error[0] == "aborted"
+
+
+def test_verify_steps_and_reasoning_on_the_openai_routes() -> None:
+    events = [
+        b'{"choices":[{"delta":{"content":"a"},"finish_reason":"length"}],"usage":null}',
+        b'{"choices":[],"usage":null,"sglext":{"spec_tokens_details":{"spec_verify_ct":3,"spec_accept_length":2.0}}}',
+        b'{"choices":[],"usage":{"completion_tokens":6,"completion_tokens_details":{"reasoning_tokens":2}}}',
+        b"[DONE]",
+    ]
+    reply = read_reply([(i, data) for i, data in enumerate(events)])
+    assert (reply.error, reply.verify_steps, reply.reasoning_tokens, reply.completion_tokens) == (None, 3, 2, 6)
+
+
+# Servers that do not say how many tokens they generated (case 15).
+
+
+def test_without_usage_tokens_are_counted_in_the_text_and_marked() -> None:
+    lines = (CASES / "15-sse-streams" / "no_usage.jsonl").read_text().splitlines()
+    events = [(line["t_ms"], line["line"][6:].encode()) for line in map(json.loads, lines)]
+    reply = read_reply(events, lambda text: len(text.split()))
+    # "one two three", " four five", " six"
+    assert (reply.error, reply.completion_tokens, reply.estimated) == (None, 6, True)
+    assert reply.chunks == [(80, None), (120, None), (150, None)]
+    tally = Tally(Window(-1, 10_000, 1.0))
+    tally.add(record([b""], [6000]), reply)
+    figures = tally.summary(1, 1.0, False, 0.0)
+    assert (figures["requests"]["completed"], figures["requests"]["tokens_estimated"]) == (1, 1)
+    assert figures["tpot_ms"]["mean"] is None  # nobody knows how many tokens the first delta was
+
+
+def test_time_to_first_answer_of_the_case() -> None:
+    expected = json.loads((CASES / "15-sse-streams" / "expected.json").read_text())["reasoning"]
+    assert level("reasoning")["ttfa_ms"]["mean"] == expected["time_to_first_answer_ms"] == 900
+    assert level("multi_token")["ttfa_ms"]["mean"] == 100  # no thoughts: its first text is its answer
+
+
+# The two ways through a recorded response must agree.
+
+
+def long_way(parts: list[bytes], times: list[int]) -> Reply | str:
+    """As if there were no short one. A response that is not even one is its kind of problem."""
+    try:
+        response = parse_response(b"".join(parts), closed=False)
+    except BadResponse as problem:
+        return problem.kind
+    events = list(split_events(response.body))
+    arrived = response.arrival(parts, times, [end for end, _ in events])
+    reply = read_reply((time, data) for time, (_, data) in zip(arrived, events, strict=True))
+    if response.problem is not None:
+        return response.problem.kind
+    return reply
+
+
+@pytest.mark.parametrize("name", ["sse_chat_usage", "sse_completions_usage_continuous", "sse_generate"])
+def test_the_short_way_is_taken_where_reads_are_whole_and_agrees(name: str) -> None:
+    raw = real(name).replace(b"\r\nConnection: close", b"")
+    start = raw.index(b"\r\n\r\n") + 4
+    cuts = [start, *(found.end() for found in re.finditer(rb"\n\n\r\n", raw))]
+    cuts[-1] = len(raw)
+    parts = [raw[:start] + raw[start : cuts[1]], *(raw[a:b] for a, b in pairwise(cuts[1:]))]
+    times = list(range(100, 100 + len(parts)))
+    short = whole_events(parts, times)
+    assert short is not None
+    assert read_reply(short) == long_way(parts, times)
+
+
+def test_whatever_happens_to_the_bytes_both_ways_agree_and_nothing_raises() -> None:
+    rng = random.Random(15)
+    names = ["sse_chat_usage", "sse_completions_usage_continuous", "sse_generate", "err_long_generate_stream"]
+    raws = [real(name) for name in names]
+    short_ways = 0
+    for _ in range(3000):
+        raw = bytearray(rng.choice(raws))
+        for _ in range(rng.choice((0, 0, 1, 1, 2, 5))):
+            at = rng.randrange(len(raw))
+            kind = rng.randrange(4)
+            if kind == 0:
+                raw[at] = rng.randrange(256)
+            elif kind == 1:
+                del raw[at : at + rng.choice((1, 2, 9))]
+            elif kind == 2:
+                raw[at:at] = rng.choice((b"\r\n", b"\n\n", b"0\r\n\r\n", b"data: ", b"\r", b"\xc3", b"5"))
+            else:
+                raw[at:at] = raw[at : at + 30]
+        if rng.random() < 0.5:
+            ends = [found.end() for found in re.finditer(rb"\n\r\n", bytes(raw))]
+        else:
+            ends = [rng.randrange(1, len(raw)) for _ in range(rng.randrange(6))]
+        cuts = sorted({0, len(raw), *rng.sample(ends, min(len(ends), rng.randrange(40)))})
+        parts = [bytes(raw[a:b]) for a, b in pairwise(cuts)]
+        times = [1000 + 7 * i for i in range(len(parts))]
+        reply = interpret(record(parts, times, closed=False), None)
+        try:
+            short = whole_events(parts, times)
+        except BadResponse:
+            short = None
+        if short is None:
+            continue
+        short_ways += 1
+        assert read_reply(short) == long_way(parts, times) == reply
+    assert short_ways > 300
+
+
+def test_a_hexadecimal_size_is_digits_only() -> None:
+    for size in (b"0x3", b"+3", b"3_0", b" 3"):
+        problem = parse_response(HEAD + size + b"\r\nabc\r\n0\r\n\r\n", closed=False).problem
+        assert problem is not None
+        assert problem.kind == "protocol"
