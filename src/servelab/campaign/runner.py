@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -59,6 +60,8 @@ class BenchRunner:
                     "levels": ",".join(map(str, levels)),
                     "bench_seed": seed,
                     "bench_results_dir": str(self.results),
+                    # Between its runs too, nobody else may have the GPUs; when this process is dead, anybody may.
+                    "gpu_clean_lease_pid": os.getpid(),
                     # A level that is not valid is recorded; the others of the run still count.
                     "bench_invalid_ok": True,
                 },
