@@ -59,7 +59,7 @@ def level_table(summary: Mapping[str, Any], simulated: Any) -> list[str]:
         requests = level.get("requests") or {}
         valid = "yes" if level.get("valid") else "no: " + "; ".join(level.get("invalid_reasons") or ["no reason given"])
         cells = [
-            str(level.get("concurrency")),
+            str(level.get("level", level.get("concurrency"))),
             _number(level.get("output_tok_s")),
             _number((level.get("ttft_ms") or {}).get("p50")),
             _number((level.get("tpot_ms") or {}).get("p50")),

@@ -25,7 +25,7 @@ CLOCK = 2e-6
 DIGITS = 2e-5
 
 # What no row can tell: the client's and the server's own readings.
-NOT_IN_ROWS = ("accept_length", "self", "cache", "notices")
+NOT_IN_ROWS = ("accept_length where the server told only its average", "GPUs", "self", "cache", "notices")
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ def figures(run: Bundle) -> list[Figure]:
     scale = float(simulated.get("time_scale") or 1)
     found = []
     for level in run.summary["levels"]:
-        c = level["concurrency"]
-        rows = _rows(run.path / "levels" / f"level-{c:04d}.jsonl")
+        c, name = level["concurrency"], level.get("level")
+        rows = _rows(run.path / "levels" / (f"level-{name}.jsonl" if c is None else f"level-{c:04d}.jsonl"))
         found += [
-            Figure(f"C={c} {figure.name}", figure.stated, figure.found, figure.slack)
+            Figure(f"{name if c is None else f'C={c}'} {figure.name}", figure.stated, figure.found, figure.slack)
             for figure in _level(level, rows, scale)
         ]
     return found
@@ -84,8 +84,10 @@ def _level(level: dict[str, Any], rows: Sequence[dict[str, Any]], scale: float) 
         yield Figure("valid", level["valid"], False)
         return
     start, end = window["start"], window["end"]
-    need = math.ceil(0.95 * level["concurrency"])
-    yield Figure("window start", start, _reached(rows, need), CLOCK)
+    is_open = level["concurrency"] is None
+    if not is_open:
+        need = math.ceil(0.95 * level["concurrency"])
+        yield Figure("window start", start, _reached(rows, need), CLOCK)
     length = (end - start) * scale
     yield Figure("window_s", level["window_s"], length, CLOCK * scale)
     tokens = _tokens(rows, start, end)
@@ -95,7 +97,18 @@ def _level(level: dict[str, Any], rows: Sequence[dict[str, Any]], scale: float) 
     in_flight = busy / (end - start)
     yield Figure("in_flight_mean", level["in_flight_mean"], in_flight, CLOCK * len(rows) / (end - start))
 
-    counted = [row for row in rows if not row["error"] and row["t_send"] >= start and row["t_end"] <= end]
+    if is_open:
+        counted = [row for row in rows if not row["error"] and start - CLOCK <= row["t_due"] <= end + CLOCK]
+        # Due at the very edge of the window: the rows' microseconds cannot tell.
+        edge = sum(min(abs(row["t_due"] - start), abs(row["t_due"] - end)) <= CLOCK for row in rows)
+        came = sum(start < row["t_due"] <= end for row in rows)
+        went = sum(start < row["t_end"] <= end for row in rows if not row["error"])
+        yield Figure("arrived_per_s", level["arrived_per_s"], came / length, (edge + 1) / length)
+        yield Figure("ended_per_s", level["ended_per_s"], went / length, 1 / length)
+    else:
+        counted = [row for row in rows if not row["error"] and row["t_send"] >= start and row["t_end"] <= end]
+    # What latencies count from: the socket in a closed loop, the intended time in an open one.
+    late = [row["t_send"] - row["t_due"] if is_open else 0.0 for row in counted]
     yield Figure("in_window", requests.get("in_window", len(counted)), len(counted))
     ms = 1000 * scale
     gaps = [b[0] - a[0] for row in counted for a, b in zip(row["chunks"], row["chunks"][1:], strict=False)]
@@ -103,8 +116,8 @@ def _level(level: dict[str, Any], rows: Sequence[dict[str, Any]], scale: float) 
     decoded = [row for row in decoded if row["completion_tokens"] and row["completion_tokens"] > row["chunks"][0][1]]
     later = [row["completion_tokens"] - row["chunks"][0][1] for row in decoded]
     for name, values in (
-        ("ttft_ms", [row["chunks"][0][0] * ms for row in counted]),
-        ("e2e_ms", [(row["t_end"] - row["t_send"]) * ms for row in counted]),
+        ("ttft_ms", [(row["chunks"][0][0] + wait) * ms for row, wait in zip(counted, late, strict=True)]),
+        ("e2e_ms", [(row["t_end"] - row["t_send"] + wait) * ms for row, wait in zip(counted, late, strict=True)]),
         (
             "tpot_ms",
             [
@@ -115,6 +128,8 @@ def _level(level: dict[str, Any], rows: Sequence[dict[str, Any]], scale: float) 
         ("chunk_gap_ms", [gap * ms for gap in gaps]),
     ):
         yield from _spread(name, level[name], values, len(counted), CLOCK * ms)
+    if "ttfa_ms" in level:
+        yield from _later_figures(level, counted, length, scale)
     deltas = sum(len(row["chunks"]) - 1 for row in decoded)
     yield Figure("tokens_per_chunk", level["tokens_per_chunk"], sum(later) / deltas if deltas else None)
     if counted and "prompt_tokens_mean" in level:
@@ -124,8 +139,49 @@ def _level(level: dict[str, Any], rows: Sequence[dict[str, Any]], scale: float) 
         yield Figure("cached_tokens_mean", level["cached_tokens_mean"], sum(known) / len(counted) if known else None)
     if level["valid"]:
         # A valid level must be one by the rows too: no failure, the load sustained, something measured.
-        sound = not kinds and in_flight >= 0.98 * level["concurrency"] * (1 - DIGITS) and bool(counted)
+        failed = kinds.total()
+        sound = failed <= level.get("failures_allowed", 0) * len(rows) and bool(counted)
+        sound = sound and (is_open or in_flight >= 0.98 * level["concurrency"] * (1 - DIGITS))
         yield Figure("valid", True, sound)
+
+
+def _later_figures(
+    level: dict[str, Any], counted: Sequence[dict[str, Any]], length: float, scale: float
+) -> Iterator[Figure]:
+    """Figures that summaries of the first client did not have."""
+    ms = 1000 * scale
+    origin = "t_due" if level["concurrency"] is None else "t_send"
+    answers = [(row["t_answer"] - row[origin]) * ms for row in counted if row["t_answer"] is not None]
+    yield from _spread("ttfa_ms", level["ttfa_ms"], answers, len(counted), 2 * CLOCK * ms)
+    per_token: list[float] = []
+    for row in counted:
+        before = row["chunks"][0][0]
+        for offset, tokens in row["chunks"][1:]:
+            if tokens:  # a delta without a token leaves its time to the next one
+                per_token += [(offset - before) / tokens * ms] * tokens
+                before = offset
+    yield from _spread("itl_ms", level["itl_ms"], per_token, len(counted), CLOCK * ms)
+    speed = level["tpot_ms"]["mean"]
+    yield Figure("output_tok_s_per_user", level["output_tok_s_per_user"], 1000 / speed if speed else None)
+    verified = [row for row in counted if row["verify_steps"] is not None]
+    if verified:
+        steps = sum(row["verify_steps"] for row in verified)
+        yield Figure("accept_length", level["accept_length"], sum(r["completion_tokens"] for r in verified) / steps)
+    if level["goodput"]:
+        limits = level["goodput"]["slo"]
+        good = sum(_meets(limits, row, origin, ms) for row in counted)
+        # A latency at its limit to the microsecond may count on either side.
+        yield Figure("goodput requests_s", level["goodput"]["requests_s"], good / length, 1 / length)
+
+
+def _meets(limits: dict[str, float], row: dict[str, Any], origin: str, ms: float) -> bool:
+    later = (row["completion_tokens"] or 0) - (row["chunks"][0][1] or 0)
+    found = {"ttft_ms": row["t_first"] - row[origin], "e2e_ms": row["t_end"] - row[origin]}
+    if row["t_answer"] is not None:
+        found["ttfa_ms"] = row["t_answer"] - row[origin]
+    if row["chunks"][0][1] is not None and len(row["chunks"]) > 1 and later > 0:
+        found["tpot_ms"] = (row["chunks"][-1][0] - row["chunks"][0][0]) / later
+    return all(name in found and found[name] * ms <= most for name, most in limits.items())
 
 
 def _naive(level: dict[str, Any], rows: Sequence[dict[str, Any]], scale: float) -> Iterator[Figure]:

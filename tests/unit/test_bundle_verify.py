@@ -136,3 +136,50 @@ def test_it_agrees_with_the_client(tmp_path):
     figures = verify.figures(bundle.read(path))
     assert len(figures) > 60
     assert [f for f in figures if not f.agrees] == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--arrivals", "poisson", "--rates", "30", "--min-seconds", "1", "--slo", "e2e_ms=90", "--slo", "ttft_ms=40"],
+        ["--arrivals", "ramp", "--rates", "40", "--min-seconds", "1"],
+        ["--api", "chat", "--levels", "2", "--min-seconds", "0.4", "--slo", "tpot_ms=4", "--slo", "ttfa_ms=65"],
+        ["--api", "generate", "--levels", "2", "--min-seconds", "0.4"],
+    ],
+)
+def test_it_agrees_with_the_client_whatever_the_shape(tmp_path, words):
+    server = KnownTruthServer(Script(tokens=[1, 4, 2, 3, 4, 2], reasoning=3))
+    path = tmp_path / "20261129T101500Z-baseline"
+    try:
+        main(["load", "--url", server.url, "--out", str(path), "--output-tokens", "16", "--input-tokens", "20", *words])
+    finally:
+        server.close()
+    (path / "run.json").write_text(json.dumps({"schema": "servelab.run/1", "mode": "baseline", "status": "ok"}))
+    figures = verify.figures(bundle.read(path))
+    assert len(figures) > 38
+    assert [f for f in figures if not f.agrees] == []
+
+
+def test_an_open_loop_counts_from_the_intended_time(tmp_path):
+    # due at 0.1 and 1.1, both sent 0.1 s late; window [T, T + 2]
+    rows = [{**row(0.2, 0.1, 0.7, 0.7), "t_due": T + 0.1}, {**row(1.2, 0.2, 0.7, 0.7), "t_due": T + 1.1}]
+    level = {
+        **LEVEL,
+        "level": "constant-1",
+        "concurrency": None,
+        "requests": {"completed": 2, "failed": 0, "cancelled": 0, "in_window": 2, "errors": {}},
+        "window": {"start": T, "end": T + 2},
+        "window_s": 4.0,
+        "output_tok_s": 2.0,  # 8 tokens
+        "output_tok_s_naive": 8 / 3.4,  # 1.7 s
+        "in_flight_mean": 0.7,
+        "arrived_per_s": 0.5,
+        "ended_per_s": 0.5,
+        "ttft_ms": {"mean": 500.0, "p50": 400.0, "p90": None, "p99": None, "n": 2},  # 0.2 and 0.3 s, doubled
+        "e2e_ms": {"mean": 1600.0, "p50": 1600.0, "p90": None, "p99": None, "n": 2},
+        "tpot_ms": {"mean": 1100 / 3, "p50": 1000 / 3, "p90": None, "p99": None, "n": 2},
+        "chunk_gap_ms": {"mean": 1100.0, "p50": 1000.0, "p90": None, "p99": None, "n": 2},
+    }
+    path = write(tmp_path, rows, level)
+    (path / "levels" / "level-0001.jsonl").rename(path / "levels" / "level-constant-1.jsonl")
+    assert disagreeing(path) == set()

@@ -207,8 +207,9 @@ def start_noise(runs: Sequence[Bundle]) -> tuple[float, int] | None:
 
 
 def levels_of(run: Bundle) -> dict[int, dict[str, Any]]:
-    """concurrency → its entry in summary.json."""
-    return {level["concurrency"]: level for level in (run.summary or {}).get("levels", [])}
+    """concurrency → its entry in summary.json. Levels of an open loop have none, and are not compared."""
+    levels = (run.summary or {}).get("levels", [])
+    return {level["concurrency"]: level for level in levels if level["concurrency"] is not None}
 
 
 def _rates(run: Bundle) -> dict[int, float]:

@@ -10,6 +10,8 @@ from servelab.bundle import Bundle
 
 def latencies(run: Bundle, level: dict[str, Any]) -> tuple[list[float], list[float]]:
     """(TTFT, TPOT) of the requests that the level counts, in reported milliseconds; empty without rows or window."""
+    if level["concurrency"] is None:  # an open loop, which the report does not draw
+        return [], []
     path = run.path / "levels" / f"level-{level['concurrency']:04d}.jsonl"
     window = level.get("window")
     ttft: list[float] = []
