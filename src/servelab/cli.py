@@ -13,6 +13,7 @@ from servelab import __version__
 # name → (module with `add_parser(subparsers)` and `run(args) -> int`, one line for --help)
 COMMANDS = {
     "load": ("servelab.load.command", "put a server under load and measure it"),
+    "read-bench": ("servelab.bench_rows", "read a result file of sglang.bench_serving, and judge its rows"),
     "bundle": ("servelab.bundle", "check and describe the directory of one run"),
     "compare": ("servelab.compare", "compare the runs of two modes"),
     "verify-bundle": ("servelab.verify", "recompute a run's figures from its raw rows"),
