@@ -68,7 +68,7 @@ def _judge(number: int, values: dict[str, Any], requested: int | None) -> Row:
         problems.append("no request was completed: its zeros are no latencies")
     elif requested is not None and completed < requested:
         missing = requested - completed
-        problems.append(f"{missing} of {requested} requests failed or are missing: what is left looks better than it was")
+        problems.append(f"{missing} of {requested} requests failed or are missing: the rest looks better than it was")
     elif requested is None:
         notices.append("the row does not say how many requests were asked for: failed ones cannot be seen")
     elif completed > requested:
