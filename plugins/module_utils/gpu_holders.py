@@ -217,10 +217,14 @@ def guest_of(cgroup: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def inside_guest(cgroup: str) -> str:
+    """A cgroup path without the part that says which guest: what the guest itself sees of it, or nearly (/ns/…)."""
+    return cgroup[found.end() :] if (found := _GUEST.search(cgroup)) else cgroup
+
+
 def unit_of(cgroup: str) -> str | None:
     """The systemd unit of a cgroup path: the system manager's, so that no user unit can pass for one of ours."""
-    inside = cgroup[found.end() :] if (found := _GUEST.search(cgroup)) else cgroup
-    unit = _UNIT.search(inside)
+    unit = _UNIT.search(inside_guest(cgroup))
     return unit[0] if unit else None
 
 
@@ -269,7 +273,7 @@ def _user(uid: int) -> str:
         return str(uid)  # a guest's user, seen from the node
 
 
-def _describe(pid: int, proc: str, held: set[str]) -> dict[str, Any] | None:
+def describe(pid: int, proc: str, held: set[str]) -> dict[str, Any] | None:
     """Everything about one holder but its protection; None when it has exited meanwhile."""
     base = f"{proc}/{pid}"
     status = dict(line.split(":", 1) for line in _text(f"{base}/status").splitlines() if ":" in line)
@@ -299,12 +303,25 @@ def _describe(pid: int, proc: str, held: set[str]) -> dict[str, Any] | None:
     }
 
 
-def _names(pid: int, proc: str, holder: dict[str, Any]) -> list[str]:
+def names_of(pid: int, proc: str, holder: dict[str, Any]) -> list[str]:
     try:
         program = os.path.basename(os.readlink(f"{proc}/{pid}/exe")).removesuffix(_DELETED)
     except OSError:
         program = ""
     return [holder["name"], program, os.path.basename(holder["command"].split(" ", 1)[0])]
+
+
+def protection(
+    process: dict[str, Any], names: list[str], own: set[int], protect: Iterable[str], unprotect: Iterable[str]
+) -> str | None:
+    """Why a process must not be signalled, or None. `own`: this connection's PIDs."""
+    if process["pid"] in own:
+        return OWN
+    if process["pid"] == 1:
+        return INIT
+    if not is_listed(names, unprotect) and (pattern := is_listed(names, protect)):
+        return f"{LISTED}: {pattern}"
+    return None
 
 
 def in_container() -> bool:
@@ -345,17 +362,10 @@ def scan(
             if is_listed([name], unprotect) or not is_listed([name], protect):
                 unreadable.append({"pid": pid, "name": name})
             continue
-        holder = _describe(pid, proc, held) if held else None
+        holder = describe(pid, proc, held) if held else None
         if holder is None:
             continue
-        names = _names(pid, proc, holder)
-        holder["protected"] = None
-        if pid in own:
-            holder["protected"] = OWN
-        elif pid == 1:
-            holder["protected"] = INIT
-        elif not is_listed(names, unprotect) and (pattern := is_listed(names, protect)):
-            holder["protected"] = f"{LISTED}: {pattern}"
+        holder["protected"] = protection(holder, names_of(pid, proc, holder), own, protect, unprotect)
         holders.append(holder)
     view = view if view != "auto" else "guest" if in_container() else "node"
     return {

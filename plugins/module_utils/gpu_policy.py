@@ -11,13 +11,14 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .gpu_holders import LISTED, STOPPED, unit_of
+from .gpu_holders import LISTED, STOPPED, inside_guest
 
 RELEASE, TOLERATE, REFUSE = "release", "tolerate", "refuse"
 SERVE = "serve"
 # Servers that nobody uses, and why: started by a benchmark or by the proof at the end of site.yml, or stopped already.
 _DISPOSABLE = {"bench": "by a benchmark", "prove": "by a proof", STOPPED: "by a server that was stopped"}
-_SYSTEM = "/system.slice/"
+# Where the system's own units are, seen from inside a guest or from its node; nobody but root makes anything there.
+_SYSTEM = re.compile(r"(?:/ns)?/(?:system|servelab)\.slice/([^/]+)(?:/|$)")
 # Units that carry what people start in them. Stopping one to get rid of a process would be bad advice.
 _CARRIERS = re.compile(r"(sshd?|cron|crond|atd|docker|containerd|podman|user@\d+|getty@\w+|console-getty)\.service")
 
@@ -33,8 +34,8 @@ def _check(scan: Mapping[str, Any], where: str) -> None:
 
 def is_disposable(holder: Mapping[str, Any], owners: Mapping[str, str]) -> bool:
     """Whether a holder lives in the cgroup of a system unit of ours that nobody uses."""
-    cgroup, unit = str(holder["cgroup"]), unit_of(str(holder["cgroup"]))
-    return unit is not None and owners.get(unit) in _DISPOSABLE and f"{_SYSTEM}{unit}" in cgroup
+    found = _SYSTEM.match(inside_guest(str(holder["cgroup"])))
+    return found is not None and owners.get(found[1]) in _DISPOSABLE
 
 
 def _judge_own(holder: Mapping[str, Any], owners: Mapping[str, str], force: bool) -> tuple[str, str]:

@@ -148,10 +148,27 @@ def test_a_reused_pid_is_not_the_same_process():
     assert pids(decided["release_on_node"]) == [4200]
 
 
-def test_a_units_name_in_a_users_slice_is_not_the_unit():
-    cgroup = f"/user.slice/user-1000.slice/user@1000.service/app.slice/{UNIT}"
+@pytest.mark.parametrize(
+    "cgroup",
+    [
+        f"/user.slice/user-1000.slice/user@1000.service/app.slice/{UNIT}",
+        f"/user.slice/user-1000.slice/user@1000.service/system.slice/{UNIT}",
+        f"/user.slice/user-1000.slice/user@1000.service/servelab.slice/{UNIT}",
+        f"/system.slice/docker-1.scope/system.slice/{UNIT}",
+    ],
+)
+def test_a_units_name_in_anothers_slice_is_not_the_unit(cgroup):
     impostor = holder(60, unit=UNIT, cgroup=cgroup)
     assert not plan(view("guest", impostor, owners=BENCH))["release"]
+
+
+@pytest.mark.parametrize("slice_name", ["system.slice", "servelab.slice"])
+@pytest.mark.parametrize("below", ["", "/worker"])
+def test_our_units_are_ours_in_either_slice_and_from_either_side(slice_name, below):
+    ours = holder(60, unit=UNIT, cgroup=f"/{slice_name}/{UNIT}{below}")
+    assert pids(plan(view("guest", ours, owners=BENCH))["release"]) == [60]
+    decided = plan(view("guest", owners=BENCH), view("node", on_node(4200, ours)), 129)
+    assert pids(decided["release_on_node"]) == [4200]
 
 
 def test_a_wrong_vmid_releases_nothing_of_the_neighbour_on_the_node():
