@@ -67,6 +67,11 @@ lint: venv ## style and types
 unit: venv ## the Python code
 	pytest
 
+# On a machine that does nothing else, with two cores: docs/performance.md. PEERS=dir: other clients' environments.
+.PHONY: bench-client
+bench-client: venv ## how wrong and how dear the load client is, against a server with known timing
+	python bench/client.py --into docs/performance.md $(if $(PEERS),--peers $(PEERS)) $(LOADS)
+
 molecule: preflight venv ## the roles and the two commands, end to end on real LXC
 	scripts/molecule.sh $(ROLE)
 

@@ -1,10 +1,11 @@
-/* A streaming completions server with known timing, fast enough to be the truth for 1000 streams on one core.
+/* A streaming server of completions and chats with known timing, fast enough to be the truth for 1000 streams on one core.
  *
- *   known_truth PORT TTFT_US GAP_US TOKENS TOKENS_PER_CHUNK
+ *   known_truth PORT TTFT_US GAP_US TOKENS TOKENS_PER_CHUNK NOTES
  *
  * Every request is answered with its first chunk TTFT_US after its last byte arrived (by the kernel's receive stamp) and another
- * chunk every GAP_US. GET /truth tells what really happened since the last time it was asked: when chunks were
- * handed to the socket, not when they should have been.
+ * chunk every GAP_US. GET /truth writes to the file NOTES what really happened since the last time it was asked: when
+ * chunks were handed to the socket, not when they should have been. 64-bit integers: the number of requests and of chunks, of
+ * each request when it had arrived and when its first and last chunk went out, and when each chunk went out (ns since 1970).
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -31,6 +32,7 @@ struct stream {
     int64_t due;      /* of the next chunk */
     int64_t first, last;
     int sent;         /* tokens */
+    int chat;
 };
 
 static int poller;
@@ -38,8 +40,17 @@ static struct stream *streams[MAX_FD];
 static int heap[MAX_FD], heap_size; /* fds by due */
 static int64_t ttft, gap;
 static int tokens, per_chunk;
-static double sum_ttft, sum_tpot, sum_late;
-static long requests, chunks;
+static const char *notes;
+static int64_t (*requests)[3], *chunks;
+static int64_t n_requests, n_chunks, room_requests, room_chunks;
+
+static void *more(void *what, int64_t n, int64_t *room, size_t size) {
+    if (n < *room) return what;
+    *room = *room ? 2 * *room : 1 << 20;
+    what = realloc(what, *room * size);
+    if (!what) perror("realloc"), exit(1);
+    return what;
+}
 
 static int64_t now(void) {
     struct timespec t;
@@ -78,16 +89,18 @@ static void answer(int fd, const char *body) {
 }
 
 static void plain(int fd, const char *path) {
-    char body[512];
     if (!strncmp(path, "/v1/models", 10)) {
         answer(fd, "{\"object\":\"list\",\"data\":[{\"id\":\"known-truth\"}]}");
     } else if (!strncmp(path, "/truth", 6)) {
-        snprintf(body, sizeof body, "{\"requests\":%ld,\"ttft_ms\":%.6f,\"tpot_ms\":%.6f,\"late_ms\":%.6f}", requests,
-                 sum_ttft / 1e6 / (requests ? requests : 1), sum_tpot / 1e6 / (requests ? requests : 1),
-                 sum_late / 1e6 / (chunks ? chunks : 1));
-        answer(fd, body);
-        requests = chunks = 0;
-        sum_ttft = sum_tpot = sum_late = 0;
+        FILE *file = fopen(notes, "wb");
+        if (!file) perror(notes), exit(1);
+        fwrite(&n_requests, sizeof n_requests, 1, file);
+        fwrite(&n_chunks, sizeof n_chunks, 1, file);
+        fwrite(requests, sizeof *requests, n_requests, file);
+        fwrite(chunks, sizeof *chunks, n_chunks, file);
+        if (fclose(file)) perror(notes), exit(1);
+        n_requests = n_chunks = 0;
+        answer(fd, "{}");
     } else {
         answer(fd, NULL);
     }
@@ -102,10 +115,12 @@ static void send_chunk(int fd) {
     s->sent += k;
     int last = s->sent == tokens;
     int size = sprintf(event,
-                       "data: {\"id\":\"53788e2cdc3046088a451011895fff1d\",\"object\":\"text_completion\",\"created\":1795967650,"
-                       "\"model\":\"known-truth\",\"choices\":[{\"index\":0,\"text\":\" word\",\"logprobs\":null,\"finish_reason\":%s,"
+                       "data: {\"id\":\"53788e2cdc3046088a451011895fff1d\",\"object\":\"%s\",\"created\":1795967650,"
+                       "\"model\":\"known-truth\",\"choices\":[{\"index\":0,%s,\"logprobs\":null,\"finish_reason\":%s,"
                        "\"matched_stop\":null}],\"usage\":{\"prompt_tokens\":9,\"total_tokens\":%d,\"completion_tokens\":%d,"
                        "\"prompt_tokens_details\":null,\"reasoning_tokens\":0}}\n\n",
+                       s->chat ? "chat.completion.chunk" : "text_completion",
+                       s->chat ? "\"delta\":{\"role\":\"assistant\",\"content\":\" word\"}" : "\"text\":\" word\"",
                        last ? "\"length\"" : "null", 9 + s->sent, s->sent);
     n += sprintf(out + n, "%x\r\n%s\r\n", size, event);
     if (last) n += sprintf(out + n, "e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n");
@@ -116,13 +131,14 @@ static void send_chunk(int fd) {
     }
     if (!s->first) s->first = at;
     s->last = at;
-    sum_late += at - s->due;
-    chunks++;
+    chunks = more(chunks, n_chunks, &room_chunks, sizeof *chunks);
+    chunks[n_chunks++] = at;
     if (last) {
         s->busy = 0;
-        requests++;
-        sum_ttft += s->first - s->arrived;
-        sum_tpot += (double)(s->last - s->first) / (tokens - (per_chunk < tokens ? per_chunk : 0));
+        requests = more(requests, n_requests, &room_requests, sizeof *requests);
+        requests[n_requests][0] = s->arrived;
+        requests[n_requests][1] = s->first;
+        requests[n_requests++][2] = s->last;
     } else {
         s->due += gap;
         push(fd);
@@ -143,6 +159,7 @@ static void request(int fd) {
         return;
     }
     s->busy = 1;
+    s->chat = !strncmp(s->in, "POST /v1/chat", 13);
     s->sent = 0;
     s->first = 0;
     s->due = s->arrived + ttft;
@@ -175,7 +192,8 @@ static void readable(int fd) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 6) return fprintf(stderr, "known_truth PORT TTFT_US GAP_US TOKENS TOKENS_PER_CHUNK\n"), 2;
+    if (argc != 7) return fprintf(stderr, "known_truth PORT TTFT_US GAP_US TOKENS TOKENS_PER_CHUNK NOTES\n"), 2;
+    notes = argv[6];
     ttft = atoll(argv[2]) * 1000, gap = atoll(argv[3]) * 1000, tokens = atoi(argv[4]), per_chunk = atoi(argv[5]);
     signal(SIGPIPE, SIG_IGN);
     int one = 1, listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
