@@ -2,20 +2,30 @@
 
 SGLang swallows the failure of a communicator and goes on with NCCL: the server serves, and only its log knows. A
 mode's `probe` holds: path (what is meant to engage), fallback (what a server does instead), must and must_not (an id →
-{log: literals, means: what it says when they are missing, or there}) and server (a setting as the server resolved it →
-its value). Of several literals one is enough: releases word things differently.
+{log: literals, means: what it says when they are missing, or there}), server (a setting as the server resolved it →
+its value) and environment (patterns of those of its variables that must have reached the processes that compute). Of
+several literals one is enough: releases word things differently.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any
 
 from .readiness_log import records
 from .redact import redact
 
-_KINDS: dict[str, type] = {"path": str, "fallback": str, "must": dict, "must_not": dict, "server": dict}
+_KINDS: dict[str, type] = {
+    "path": str,
+    "fallback": str,
+    "must": dict,
+    "must_not": dict,
+    "server": dict,
+    "environment": list,
+}
+_WORDS: dict[type, str] = {str: "text", dict: "mapping", list: "list"}
 _LINE = 300
 
 
@@ -30,12 +40,19 @@ class Verdict:
     unknown: list[str] = field(default_factory=list)
 
 
-def judge(mode: Mapping[str, Any], log: str, server_info: Mapping[str, Any] | None) -> Verdict:
-    """Hold a mode's probe against the log of one start and the server's own settings (None: it does not tell them)."""
+def judge(
+    mode: Mapping[str, Any],
+    log: str,
+    server_info: Mapping[str, Any] | None,
+    workers: Mapping[int, Mapping[str, str] | None] | None = None,
+) -> Verdict:
+    """Hold a mode's probe against the log of one start, the server's own settings (None: it does not tell them) and the
+    environment of its schedulers by process id (None: it cannot be read; no `workers`: nobody looked)."""
     probe = mode.get("probe") or {}
     asked = {key: probe.get(key) or {} for key in ("must", "must_not", "server")}
     name, path = mode.get("name", "?"), probe.get("path")
-    if not any(asked.values()):
+    wanted = _wanted(mode, probe)
+    if not any(asked.values()) and not wanted:
         return Verdict(None, f"Mode {name} says nothing about how it would be known to have engaged.")
     lines = [record.text for record in records(log)]
     verdict = Verdict(True, "")
@@ -59,6 +76,8 @@ def judge(mode: Mapping[str, Any], log: str, server_info: Mapping[str, Any] | No
             settings.append(f"the server runs with {key}={server_info[key]!r}, not {value!r}")
         else:
             verdict.seen.append(f"{key}={value!r}")
+    for name_of, value in wanted.items():
+        _look_at_workers(name_of, value, workers, settings, verdict)
     if not wrong and not settings:
         verdict.reason = f"{path or name} engaged."
         return verdict
@@ -69,6 +88,42 @@ def judge(mode: Mapping[str, Any], log: str, server_info: Mapping[str, Any] | No
     if verdict.against:
         verdict.reason += f" Its log: {verdict.against[0]}"
     return verdict
+
+
+def _wanted(mode: Mapping[str, Any], probe: Mapping[str, Any]) -> dict[str, str]:
+    """The mode's own variables that its probe wants to see in the schedulers."""
+    patterns = probe.get("environment") or []
+    env = mode.get("env") or {}
+    return {
+        name: str(value)
+        for name, value in env.items()
+        if value is not None and any(fnmatchcase(name, pattern) for pattern in patterns)
+    }
+
+
+def _look_at_workers(
+    name: str,
+    value: str,
+    workers: Mapping[int, Mapping[str, str] | None] | None,
+    settings: list[str],
+    verdict: Verdict,
+) -> None:
+    if workers is None:
+        return
+    read = {pid: environ for pid, environ in workers.items() if environ}
+    if not read:
+        verdict.unknown.append(f"Whether {name} reached the schedulers is not known: their environment cannot be read.")
+        return
+    others = {pid: environ.get(name) for pid, environ in read.items() if environ.get(name) != value}
+    if others:
+        pid, found = next(iter(others.items()))
+        settings.append(
+            f"scheduler {pid} runs without {name}={value}"
+            if found is None
+            else f"scheduler {pid} runs with {name}={redact(found)}, not {value}"
+        )
+    else:
+        verdict.seen.append(redact(f"{name}={value} in {len(read)} schedulers"))
 
 
 def _first(lines: Sequence[str], literals: Sequence[str]) -> str | None:
@@ -86,7 +141,7 @@ def check_probe(probe: Mapping[str, Any]) -> list[str]:
         if key not in _KINDS:
             errors.append(f"probe has an unknown key {key!r}; it may have {', '.join(_KINDS)}.")
         elif value is not None and not isinstance(value, _KINDS[key]):
-            errors.append(f"probe.{key} is {value!r}, but must be a {'text' if _KINDS[key] is str else 'mapping'}.")
+            errors.append(f"probe.{key} is {value!r}, but must be a {_WORDS[_KINDS[key]]}.")
         elif key in ("must", "must_not"):
             entries: Mapping[str, Any] = probe[key] or {}
             errors += [

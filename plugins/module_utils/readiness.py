@@ -175,21 +175,3 @@ def _long_problem(look: Look) -> str | None:
     if not isinstance(prompt, int) or prompt < look.long_tokens:
         return f"usage reports {prompt} prompt tokens where at least {look.long_tokens} were sent"
     return None
-
-
-def self_consistency(first: Answer, second: Answer, tokens: int) -> tuple[str, str]:
-    """("unverified" or "wrong", one sentence) for two greedy completions of one prompt, `tokens` tokens each.
-
-    Agreement does not prove the text right, so nothing here is ever "verified".
-    """
-    for which, answer in (("first", first), ("second", second)):
-        problem = completion_problem(answer, tokens) if answer.problem is None else answer.problem
-        if problem:
-            return "wrong", f"The {which} of two greedy completions is no answer: {problem}."
-    texts = [str(answer.body["choices"][0]["text"]) for answer in (first, second)]
-    if texts[0] != texts[1]:
-        place = next((at for at, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
-        return "wrong", f"Two greedy completions of one prompt differ from character {place} on."
-    if "\ufffd" * 4 in texts[0]:
-        return "wrong", "The completion is made of undecodable bytes."
-    return "unverified", "Two greedy completions of one prompt agree; whether they are right was not checked."

@@ -10,8 +10,9 @@ module: mode_evidence
 short_description: See in a server's own words that its mode engaged
 version_added: 0.1.0
 description:
-  - Reads the log of the unit's running start and the server's settings, and holds them against the probe of the mode
-    in C(/etc/servelab/modes/). SGLang goes on with NCCL when another way fails, and says so only there.
+  - Reads the log of the unit's running start and the server's settings, looks which variables reached the processes
+    that compute, and holds it all against the probe of the mode in C(/etc/servelab/modes/). SGLang goes on with NCCL
+    when another way fails, and says so only in its log.
   - Fails when the mode did not engage.
 author: Servelab contributors (@servelab)
 options:
@@ -105,6 +106,28 @@ def start_log(module: AnsibleModule, unit: str) -> str:
     return str(out)
 
 
+def schedulers(module: AnsibleModule, unit: str) -> dict[int, dict[str, str] | None]:
+    """The environment of each scheduler of the unit as its process was started, None where it cannot be read.
+
+    A process that gives itself a title writes over its environment unless E(SPT_NOENV) is set, as it is in our units.
+    """
+    _, group, _ = module.run_command(["systemctl", "show", unit, "--property=ControlGroup", "--value"], check_rc=True)
+    found: dict[int, dict[str, str] | None] = {}
+    if not group.strip():
+        return found
+    for file in Path("/sys/fs/cgroup", group.strip().lstrip("/")).rglob("cgroup.procs"):
+        for pid in map(int, file.read_text().split()):
+            try:
+                if not Path(f"/proc/{pid}/comm").read_text().startswith("sglang::schedul"):
+                    continue
+                raw = Path(f"/proc/{pid}/environ").read_bytes().decode("utf-8", "replace")
+            except OSError:
+                continue
+            pairs = [entry.partition("=") for entry in raw.split("\0") if "=" in entry]
+            found[pid] = {name: value for name, _, value in pairs} or None
+    return found
+
+
 def settings(url: str, timeout: int) -> dict[str, Any] | None:
     """What the server resolved its flags to; releases name the place differently."""
     for place in ("server_info", "get_server_info"):
@@ -133,7 +156,7 @@ def main() -> None:
     except (OSError, ValueError) as error:
         module.fail_json(msg=f"{file} cannot be read ({error}); it is written together with the mode's unit.")
     info = settings(f"http://{asked['host']}:{asked['port']}", asked["timeout"])
-    verdict = judge(mode, start_log(module, asked["unit"]), info)
+    verdict = judge(mode, start_log(module, asked["unit"]), info, schedulers(module, asked["unit"]))
     result = {
         "engaged": verdict.engaged,
         "reason": verdict.reason,

@@ -141,3 +141,51 @@ def test_the_simulated_server_is_judged_by_the_same_words(tmp_path: Path, releas
     assert verdict.engaged is (way.backend == "custom_ar") is patched
     if not patched:
         assert "fell back to NCCL" in verdict.reason
+
+
+LOW_LATENCY = {
+    "NCCL_ALGO": "Ring",
+    "NCCL_PROTO": "LL",
+    "NCCL_P2P_LEVEL": "SYS",
+    "NCCL_IB_DISABLE": "1",
+    "NCCL_MIN_NCHANNELS": "8",
+    "NCCL_ALLOC_P2P_NET_LL_BUFFERS": "1",
+}
+
+
+def test_nccls_variables_are_seen_in_every_scheduler() -> None:
+    workers = {71: {**LOW_LATENCY, "HOME": "/x"}, 72: LOW_LATENCY}
+    verdict = judge(mode("nccl_low_latency"), log(), {}, workers)
+    assert (verdict.engaged, verdict.unknown) == (True, [])
+    assert "NCCL_P2P_LEVEL=SYS in 2 schedulers" in verdict.seen
+    assert len(verdict.seen) == 6
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"NCCL_PROTO": "LL128"}, "scheduler 72 runs with NCCL_PROTO=LL128, not LL"),
+        ({"NCCL_MIN_NCHANNELS": None}, "scheduler 72 runs without NCCL_MIN_NCHANNELS=8"),
+    ],
+)
+def test_a_variable_that_did_not_arrive_is_another_mode(changed: dict[str, str | None], reason: str) -> None:
+    other = {key: value for key, value in {**LOW_LATENCY, **changed}.items() if value is not None}
+    verdict = judge(mode("nccl_low_latency"), log(), {}, {71: LOW_LATENCY, 72: other})
+    assert (verdict.engaged, verdict.reason) == (False, f"Mode nccl_low_latency did not engage: {reason}.")
+
+
+@pytest.mark.parametrize("workers", [{}, {71: None}])
+def test_an_environment_that_cannot_be_read_is_unknown(workers: dict[int, dict[str, str] | None]) -> None:
+    verdict = judge(mode("nccl_low_latency"), log(), {}, workers)
+    assert verdict.engaged is True
+    assert (
+        "Whether NCCL_PROTO reached the schedulers is not known: their environment cannot be read." in verdict.unknown
+    )
+
+
+def test_the_forcing_variable_must_be_there_too() -> None:
+    env = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL", "SGLANG_OPT_USE_CUSTOM_ALL_REDUCE_V2": "0"}
+    verdict = judge(mode("custom_ar_pcie"), log(FORCED), {}, {71: {**env, "SGLANG_CUSTOM_ALLREDUCE_ALGO": "1stage"}})
+    assert verdict.reason == (
+        "Mode custom_ar_pcie did not engage: scheduler 71 runs without SGLANG_FORCE_CUSTOM_AR_PCIE=1."
+    )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from servelab.shared.readiness import Answer, Look, judge, self_consistency
+from servelab.shared.readiness import Answer, Look, judge
 from servelab.shared.readiness_diagnosis import Exit, diagnose
 from servelab.shared.readiness_log import decode_batches, kv_pools, records, start_progress, warnings
 
@@ -239,31 +239,6 @@ def test_the_unknown_stays_unknown_with_its_last_40_lines() -> None:
     assert len(found.tail) == 40
     assert found.tail[0] == "line 61"
     assert found.tail[-1] == "api_key='[redacted]'"
-
-
-# -- correctness --------------------------------------------------------------------------------------------------
-
-
-def test_agreement_is_not_proof() -> None:
-    status, reason = self_consistency(completion(32), completion(32), 32)
-    assert status == "unverified"
-    assert "was not checked" in reason
-
-
-@pytest.mark.parametrize(
-    "second, words",
-    [
-        (completion(32, text=" w1 w3"), "differ from character 5 on"),
-        (completion(31), "31 completion tokens where 32 were asked for"),
-        (completion(32, text=""), "the text is empty"),
-        (Answer(None, None, "no answer within 120 s"), "no answer within 120 s"),
-        (Answer(500, "boom"), "HTTP 500: boom"),
-    ],
-)
-def test_disagreement_is_wrong(second: Answer, words: str) -> None:
-    status, reason = self_consistency(completion(32), second, 32)
-    assert status == "wrong"
-    assert words in reason
 
 
 def test_a_lost_child_with_an_error_of_its_own_is_not_called_killed() -> None:
