@@ -289,6 +289,7 @@ def describe(pid: int, proc: str, held: set[str]) -> dict[str, Any] | None:
         "ns_pid": namespaces[-1],
         "ns_pids": namespaces,
         "ppid": int(status["PPid"]),
+        "parent": {"pid": int(status["PPid"]), "name": _text(f"{proc}/{status['PPid'].strip()}/comm").strip()},
         "start_time": started,
         "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - age)),
         "vmid": guest_of(cgroup),

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .gpu_holders import LISTED, STOPPED, inside_guest
+from .gpu_stuck import respawned
 
 RELEASE, TOLERATE, REFUSE = "release", "tolerate", "refuse"
 SERVE = "serve"
@@ -21,6 +22,10 @@ _DISPOSABLE = {"bench": "by a benchmark", "prove": "by a proof", STOPPED: "by a 
 _SYSTEM = re.compile(r"(?:/ns)?/(?:system|servelab)\.slice/([^/]+)(?:/|$)")
 # Units that carry what people start in them. Stopping one to get rid of a process would be bad advice.
 _CARRIERS = re.compile(r"(sshd?|cron|crond|atd|docker|containerd|podman|user@\d+|getty@\w+|console-getty)\.service")
+
+
+# nvidia-cuda-mps-control and -server, as the kernel cuts them.
+_MPS = re.compile(r"nvidia-cuda-mps.*")
 
 
 class UnknownHolders(ValueError):
@@ -49,6 +54,11 @@ def _judge_own(holder: Mapping[str, Any], owners: Mapping[str, str], force: bool
         return RELEASE, f"left behind {_DISPOSABLE[owners[holder['unit']]]}"
     if force:
         return RELEASE, "gpu_clean_force is set"
+    if _MPS.fullmatch(str(holder["name"])):
+        return REFUSE, (
+            "the MPS daemon keeps a context for its clients: end those, then `echo quit | nvidia-cuda-mps-control` "
+            f"as {holder['user']}, or set gpu_clean_force=true"
+        )
     unit = holder["unit"]
     if owners.get(unit) == SERVE:
         return REFUSE, f"a server in use: `systemctl stop {unit}`, or set bench_stop_ok=true"
@@ -187,10 +197,26 @@ def table(decided: Mapping[str, Any], vmid: int | None = None) -> str:
     return "\n".join(lines)
 
 
+def _ailing(ailments: Mapping[str, Any]) -> list[str]:
+    """What the node knows about its sick cards and its dead processes."""
+    said = [
+        f"GPU at {one['bus_id']}: {one['cause']} ({one['text']}): {one['remedy']}" for one in ailments.get("xids", ())
+    ]
+    said += [f"GPU at {one['bus_id']}: {one['cause']}: {one['remedy']}" for one in ailments.get("memory_errors", ())]
+    for one in ailments.get("zombies", ()):
+        said.append(
+            f"PID {one['pid']} ({one['name']}) is dead, and its parent PID {one['ppid']} ({one['parent']}) lives and "
+            "does not collect it: stop the parent"
+        )
+    if ailments.get("log_readable") is False:
+        said.append("the kernel's log could not be read, so whether the driver reported Xid is unknown")
+    return said
+
+
 def _unexplained(tolerated: Iterable[Mapping[str, Any]]) -> str:
     leaked = (
-        "the driver has not given it back (look for Xid in the node's dmesg; a reset of the GPU, or a reboot of the "
-        "node, frees it)"
+        "the driver has not given it back: gpu_clean_reset_ok=true lets this role reset the GPU where nobody holds it; "
+        "else a reboot of the node frees it"
     )
     names = sorted({str(holder["name"]) for holder in tolerated if holder["gpus"]})
     if names:
@@ -201,10 +227,16 @@ def _unexplained(tolerated: Iterable[Mapping[str, Any]]) -> str:
     return f"nobody holds the GPUs, so {leaked}"
 
 
-def why_not_clean(decided: Mapping[str, Any], memory: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def why_not_clean(
+    decided: Mapping[str, Any],
+    memory: Mapping[str, Mapping[str, Any]],
+    released: Iterable[Mapping[str, Any]] = (),
+    ailments: Mapping[str, Any] | None = None,
+) -> list[str]:
     """What keeps the GPUs from being proved clean, a sentence each; empty when nothing does.
 
-    `memory` maps a place ("guest", "node") to its verdict (nvidia_smi.memory_verdict).
+    `memory` maps a place ("guest", "node") to its verdict (nvidia_smi.memory_verdict); `released`: results of the
+    module gpu_release; `ailments`: what the module gpu_ailments found on the node. Neither is a reason by itself.
     """
     reasons: list[str] = []
     if decided["blocking"]:
@@ -220,4 +252,7 @@ def why_not_clean(decided: Mapping[str, Any], memory: Mapping[str, Mapping[str, 
         reasons += [f"on the {place}: {reason}" for reason in verdict["reasons"]]
         if verdict["clean"] is False and not decided["blocking"]:
             reasons.append(_unexplained(decided["tolerate"]))
+    if reasons:
+        reasons += respawned((holder for holder in decided["holders"] if holder["verdict"] != TOLERATE), released)
+        reasons += _ailing(ailments or {})
     return list(dict.fromkeys(reasons))

@@ -17,6 +17,7 @@ from typing import Any
 
 from .fuser import HOLDERS, fuser
 from .gpu_holders import OWN, ancestors, cgroup_of, guest_of, start_time
+from .gpu_stuck import stuck
 
 EXITED = "exited"  # after SIGTERM
 KILLED = "killed"  # after SIGKILL
@@ -24,13 +25,6 @@ GONE = "gone before"
 STILL = "still there"
 REFUSED = "refused"
 WOULD = "would be released"
-
-_STATES = {
-    "D": "it waits in the driver and cannot be killed: look for Xid in the node's dmesg; the node may need a reboot",
-    "Z": "it is dead, but its parent does not collect it: stop the parent",
-    "T": "it is stopped by a debugger",
-    "t": "it is stopped by a debugger",
-}
 
 
 @dataclass
@@ -172,9 +166,7 @@ def release(
         _wait(targets, kill_wait, KILLED)
         for target in targets:
             if target.outcome == STILL and not target.detail:
-                fields = _text(f"/proc/{target.pid}/stat").rpartition(")")[2].split()
-                state = fields[0] if fields else "?"
-                target.detail = f"state {state}" + (f": {_STATES[state]}" if state in _STATES else "")
+                target.detail = stuck(target.pid)
             rows.append(_row(target.holder, target.outcome, target.detail))
     finally:
         for target in targets:

@@ -277,16 +277,24 @@ def query(timeout: float = 20.0, executable: str = "nvidia-smi") -> Report:
     return report
 
 
+_SICK = {
+    "needs-reset": "must be reset: gpu_clean_reset_ok=true lets this role do it where nobody holds it; so does a boot",
+    "lost": "is lost, it has fallen off the bus: check power, riser and slot; only a reboot of the node brings it back",
+}
+
+
 def memory_verdict(report: Mapping[str, Any], threshold_mib: int, uuids: Iterable[str] | None = None) -> dict[str, Any]:
     """Are the cards empty? `report` is what the module `nvidia_smi` returned; `uuids` narrows it to some cards.
 
     → {"clean": True, False or None (cannot be known), "reasons": [sentence, …],
-       "gpus": [{index, uuid, memory_used_mib}]}.
+       "gpus": [{index, uuid, memory_used_mib}], "dirty": [uuid of each card that is full or must be reset]}.
     A skipped, failed or empty report is None: nothing was seen, so nothing is proved.
     """
     if report.get("skipped") or report.get("failed") or "gpus" not in report:
-        return {"clean": None, "reasons": ["nvidia-smi was not asked, so memory use is unknown"], "gpus": []}
+        not_asked = "nvidia-smi was not asked, so memory use is unknown"
+        return {"clean": None, "reasons": [not_asked], "gpus": [], "dirty": []}
     reasons: list[str] = []
+    dirty: list[str] = []
     unknown = full = False
     diagnosis = report.get("diagnosis")
     if diagnosis:
@@ -298,10 +306,12 @@ def memory_verdict(report: Mapping[str, Any], threshold_mib: int, uuids: Iterabl
         used = gpu["memory_used_mib"]
         if used is not None and used > threshold_mib:
             full = True
+            dirty.append(gpu["uuid"])
             reasons.append(f"GPU {gpu['index']} has {used} MiB in use, more than {threshold_mib} MiB")
         elif gpu["health"] in ("needs-reset", "lost"):
             unknown = True
-            reasons.append(f"GPU {gpu['index']} {'must be reset' if gpu['health'] == 'needs-reset' else 'is lost'}")
+            dirty += [gpu["uuid"]] if gpu["health"] == "needs-reset" else []
+            reasons.append(f"GPU {gpu['index']} {_SICK[gpu['health']]}")
         elif used is None:
             unknown = True
             reasons.append(f"GPU {gpu['index']} does not tell how much memory is in use")
@@ -313,4 +323,5 @@ def memory_verdict(report: Mapping[str, Any], threshold_mib: int, uuids: Iterabl
         "clean": False if full else None if unknown else True,
         "reasons": reasons,
         "gpus": [{key: gpu[key] for key in ("index", "uuid", "memory_used_mib")} for gpu in gpus],
+        "dirty": dirty,
     }

@@ -71,6 +71,7 @@ holders:
     ns_pid: {description: Its number in its own PID namespace., type: int}
     ns_pids: {description: "Its numbers from this machine's namespace inwards.", type: list}
     ppid: {description: Number of its parent., type: int}
+    parent: {description: C(pid) and C(name) of its parent., type: dict}
     start_time: {description: Start in clock ticks since boot., type: int}
     since: {description: Start as UTC time., type: str}
     vmid: {description: "Guest it belongs to, from its cgroup; null when it belongs to this machine itself.", type: int}
