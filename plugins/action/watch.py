@@ -63,7 +63,8 @@ class ActionModule(ActionBase):
             cause = f"No news for {stalled.seconds:.0f} s; the last was: {where}"
             if stalled.trouble:
                 cause += f" (the machine could not be asked: {stalled.trouble})"
-            remedy = "Read the log for what hangs; if it only is slow, raise stall_timeout."
+            # A probe may know what it means to stand still at this step.
+            remedy = seen.get("if_stalled") or "Read the log for what hangs; if it only is slow, raise stall_timeout."
             return (
                 result
                 | seen

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from .readiness_diagnosis import Exit, death_line, diagnose
+from .readiness_diagnosis import Exit, death_line, diagnose, notices, stalled
 from .readiness_log import start_progress, warnings
 from .redact import redact
 
@@ -32,6 +32,8 @@ class Look:
     restarts: int = 0
     end: Exit = field(default_factory=Exit)
     log: str = ""
+    kernel: str = ""
+    """The kernel's log since the start, where it can be read and matters."""
     elapsed: float = 0.0
     """Seconds since the server's process was started."""
     port: int = 0
@@ -62,6 +64,8 @@ class Verdict:
     tail: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     facts: dict[str, float] = field(default_factory=dict)
+    if_stalled: str | None = None
+    """What to do if nothing more comes, for a start that is at work."""
 
 
 def judge(look: Look) -> Verdict:
@@ -69,24 +73,28 @@ def judge(look: Look) -> Verdict:
     start = start_progress(look.log)
     said = f"{start.phase}{': ' + start.detail if start.detail else ''}"
     marker = f"{start.phase}|{start.detail}|{start.news}"
+    said_besides = [*warnings(start), *notices(look.log)]
 
     def working(phase: str, sentence: str, mark: str = "") -> Verdict:
-        return Verdict("working", phase, sentence, f"{marker}|{mark}", warnings=warnings(start), facts=start.facts)
+        what_if = stalled(look.log, "no news").remedy if look.log and phase == start.phase else None
+        return Verdict(
+            "working", phase, sentence, f"{marker}|{mark}", warnings=said_besides, facts=start.facts, if_stalled=what_if
+        )
 
     def failed(phase: str, cause: str, remedy: str, evidence: str = "", tail: list[str] | None = None) -> Verdict:
         return Verdict(
             "failed", phase, said, marker, redact(cause), redact(remedy), redact(evidence), tail or [],
-            warnings(start), start.facts,
+            said_besides, start.facts,
         )  # fmt: skip
 
     dying = death_line(look.log)
     if look.active in ("failed", "inactive", "deactivating") or dying:
-        found = diagnose(look.log, look.end)
+        found = diagnose(look.log, look.end, look.kernel)
         if look.active == "inactive" and not look.log and look.end.code is None:
             return failed("unit", "the unit is not running and nobody started it", "Start it first.")
         return failed(start.phase, found.cause, found.remedy, found.evidence or dying or "", found.tail)
     if look.restarts > 0:
-        found = diagnose(look.log, look.end)
+        found = diagnose(look.log, look.end, look.kernel)
         return failed(
             "unit",
             f"the unit has restarted {look.restarts} time(s) since it was started: it crashes in a loop",
@@ -127,7 +135,7 @@ def judge(look: Look) -> Verdict:
                 str(answer.body)[:300],
             )
     sentence = f"ready: answered a completion and a long prompt after {look.elapsed:.0f} s"
-    return Verdict("done", "ready", sentence, f"{marker}|ready", warnings=warnings(start), facts=start.facts)
+    return Verdict("done", "ready", sentence, f"{marker}|ready", warnings=said_besides, facts=start.facts)
 
 
 def _said(answer: Answer) -> str:

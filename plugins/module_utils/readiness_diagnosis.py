@@ -1,21 +1,23 @@
 """Why a server died: from its log, its exit status and the unit's result to one cause and one remedy.
 
-An entry is tried in the catalogue's order, so the specific stands before the general. What no entry knows stays
-"unknown" and carries the last lines of the log: a guess is worse than the text.
+The catalogue's order decides, so the specific stands before the general. What no entry knows stays "unknown" and
+carries the last lines of the log: a guess is worse than the text.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from .failure_catalogue import CATALOGUE, NOTICES, Entry
 from .readiness_log import records, start_progress
 from .redact import redact
 
 TAIL_LINES = 40
 # SGLang prints all its settings in one line of 20 KB.
 LINE_CHARACTERS = 300
+# No message of a failure is longer, and a pattern needs quadratic time on a line that is.
+SEARCHED_CHARACTERS = 2000
 
 
 @dataclass(frozen=True)
@@ -28,118 +30,47 @@ class Exit:
     """The unit's Result: success, exit-code, signal, oom-kill, timeout, start-limit-hit, …"""
     started: bool = True
     """False where ExecStartPre refused and the server itself never ran."""
+    node: str | None = None
+    """The device node whose check refused, where `started` is False and it is known."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One named cause. `evidence` is the log line that shows it (redacted), `tail` is set for unknown causes."""
+    """One named cause. `evidence` is the log line that shows it (redacted), `tail` is set for unknown causes.
+
+    `failed` is False where nothing went wrong: the server was asked to stop, or its log has no end yet.
+    """
 
     name: str
     cause: str
     remedy: str
     evidence: str = ""
     tail: list[str] = field(default_factory=list)
+    failed: bool = True
 
-
-@dataclass(frozen=True)
-class _Entry:
-    name: str
-    pattern: str
-    cause: str
-    remedy: str
-    when: Callable[[str], bool] = lambda phase: True
-
-
-def _while_capturing(phase: str) -> bool:
-    return phase in ("capturing CUDA graphs", "warming up")
-
-
-_CATALOGUE = (
-    _Entry(
-        "usage",
-        r"^\S*.*?: error: (?P<what>(?:unrecognized arguments|ambiguous option|the following arguments are required"
-        r"|argument \S+).*)$",
-        "the server refused its command line ({what}); nothing was started",
-        "Correct the mode's args; `servelab.sglang.sglang_flags` checks them against the installed release.",
-    ),
-    _Entry(
-        "port in use",
-        r"\[Errno 98\].*\('(?P<host>[^']+)', (?P<port>\d+)\)",
-        "port {port} on {host} belongs to another process",
-        "Stop that process (`ss -ltnp sport = :{port}` names it) or choose another sglang_server_port.",
-    ),
-    _Entry(
-        "KV pool",
-        r"(?P<what>leave no GPU memory for the KV cache.*"
-        r"|Not enough memory\. Please try to increase --mem-fraction-static.*)",
-        "no GPU memory is left for the KV cache",
-        "Raise sglang_server_mem_fraction_static, or make room: fewer tokens of context, a smaller draft, more GPUs.",
-    ),
-    _Entry(
-        "GPUs occupied",
-        r"(?P<what>memory capacity is unbalanced.*)",
-        "some GPUs are occupied by other processes: their free memory differs",
-        "Find and release the holders (playbooks/clean.yml), then start again.",
-    ),
-    _Entry(
-        "out of memory at graph capture",
-        r"OutOfMemoryError: (?P<what>CUDA out of memory\..*)",
-        "out of GPU memory while CUDA graphs were captured",
-        "Lower sglang_server_mem_fraction_static, or capture less: a smaller cuda_graph_max_bs.",
-        _while_capturing,
-    ),
-    _Entry(
-        "out of memory at weights",
-        r"OutOfMemoryError: (?P<what>CUDA out of memory\..*)",
-        "out of GPU memory while the weights were loaded",
-        "The weights do not fit: check that the GPUs are free, use more GPUs (tp_size) or a smaller quantisation.",
-        lambda phase: phase in ("loading weights", "joining ranks", "importing", "starting"),
-    ),
-    _Entry(
-        "out of memory",
-        r"OutOfMemoryError: (?P<what>CUDA out of memory\..*)",
-        "out of GPU memory",
-        "Lower sglang_server_mem_fraction_static: what is not in the pools is needed for activations.",
-    ),
-    _Entry(
-        "kernel does not fit the GPU",
-        r"OutOfResources: out of resource: shared memory, (?P<what>Required: \d+, Hardware limit: \d+)",
-        "kernel needs more shared memory than sm_120 has",
-        "Choose another attention backend, or a release whose kernel fits (Triton extend attention: 0.5.9 or newer).",
-    ),
-    _Entry(
-        "missing model",
-        r"(?P<what>Repo id must be in the form.*|[^\n]*does not appear to have a file named config\.json.*"
-        r"|[^\n]*No such file or directory: '[^']*(?:config\.json|\.safetensors|tokenizer[^']*)'.*"
-        r"|Unrecognized model in .*|Can't load (?:the configuration|tokenizer).*)",
-        "the model (or its draft) is not where the mode says: {what}",
-        "Check sglang_server_model_path, sglang_server_draft_model_path and whether sglang_server_user may read them.",
-    ),
-    _Entry(
-        "too few GPUs",
-        r"(?P<what>invalid device ordinal.*)",
-        "the mode asks for more GPUs than the guest has",
-        "Lower sglang_server_tp_size, or pass more GPUs to the guest.",
-    ),
-    _Entry(
-        "NCCL",
-        r"(?P<what>NCCL error: .*)",
-        "NCCL failed: {what}",
-        "Check that the GPUs are free and that P2P works (NCCL_DEBUG=INFO in the mode's env says more).",
-    ),
-)
 
 # The launcher's word for "a child is gone", what a child writes when it fails by itself, and what the ranks write that
 # lose a killed one.
-_CHILD_LOST = re.compile(r"SIGQUIT received|Received sigquit from a child process")
-_ERROR = re.compile(r"[\w.]*(?:Error|Exception|OutOfResources)\b|.*watchdog timeout")
-_PEER_LOST = re.compile(r"gloo.*Connection (?:closed|reset) by peer")
+_CHILD_LOST = re.compile(
+    r"SIGQUIT received|Received sigquit from a child process|Subprocess \S+ \(pid=\d+\) crashed with exit code"
+    r"|scheduler died during initialization|Scheduler or DataParallelController \d+ terminated with -"
+)
+_CHILD_SIGNAL = re.compile(r"(?:crashed with exit code |\(exit code: |terminated with )-(?P<signal>\d+)")
+_ERROR = re.compile(r"[\w.]*(?:Error|Exception|OutOfResources)\b|.*watchdog timeout \((?!.*soft=True)")
+_PEER_LOST = re.compile(r"gloo.*Connection (?:closed|reset) by peer|.*died during initialization")
+_ASKED = re.compile(r"SIGTERM received\.")
+_READY = "The server is fired up and ready to roll"
+_ACCESS = re.compile(r'INFO: +\S+:\d+ - "[A-Z]+ \S+ HTTP/')
+# What Python's resource tracker finds after a process that could not clean up.
+_LEAKED = re.compile(r"resource_tracker: There appear to be \d+ leaked")
 
 # Lines that say the engine is dying, whatever the reason.
 DEATH = re.compile(
     r"Scheduler hit an exception|SIGQUIT received|Received sigquit from a child process|kill_process_tree called"
-    r"|Scheduler or DataParallelController .* terminated|watchdog timeout|\[Errno 98\]"
+    r"|Scheduler or DataParallelController .* terminated|watchdog timeout \((?!.*soft=True)|\[Errno 98\]"
+    r"|Subprocess \S+ \(pid=\d+\) crashed with exit code|scheduler died during initialization"
 )
+SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 
 
 def death_line(text: str) -> str | None:
@@ -150,29 +81,101 @@ def death_line(text: str) -> str | None:
     return None
 
 
-def diagnose(text: str, end: Exit | None = None) -> Diagnosis:
-    """Name the cause of the end from the log of one start. Never raises; the unknown stays unknown."""
+def diagnose(text: str, end: Exit | None = None, kernel: str = "") -> Diagnosis:
+    """Name the cause of the end from the log of one start. Never raises; the unknown stays unknown.
+
+    `kernel` are lines of the kernel's log from the time of this start; empty where they cannot be read.
+    """
     end = end or Exit()
     if not end.started:
+        return _refused_before_the_start(end, text)
+    for entry in CATALOGUE:
+        if entry.kernel and (found := _match(entry, kernel.splitlines(), {})):
+            return found
+    whole = [record.text for record in records(text)]
+    lines = [line[:SEARCHED_CHARACTERS] for line in whole]
+    if _asked_to_stop(lines):
+        evidence = next(line for line in lines if _ASKED.search(line))
         return Diagnosis(
-            "device nodes",
-            "a check before the start refused: a GPU device node is missing or is not a character device",
-            "Compare `ls -l /dev/nvidia*` on node and guest; the node's unit must create them before guests start.",
-            _last_line(text),
-        )
+            "asked to stop", "somebody asked the server to stop (SIGTERM), and it did", "Nothing, if that was meant.",
+            _short(evidence), failed=False,
+        )  # fmt: skip
     phase = start_progress(text).phase
-    lines = [record.text for record in records(text)]
-    for entry in _CATALOGUE:
-        if not entry.when(phase):
+    advice = _advice(whole)
+    # What was said before every rank was ready did not end the server. The exception: "ready" is also said by a server
+    # whose port another one has, because its warm-up asked that one.
+    ready = max((at for at, line in enumerate(lines) if _READY in line), default=0)
+    for entry in CATALOGUE:
+        if entry.kernel or (entry.phases and phase not in entry.phases):
             continue
-        # The last match: an early warning may look like the cause, the end of the log is the cause.
-        for line in reversed(lines):
-            match = re.search(entry.pattern, line)
-            if match:
-                words = {key: redact(value).rstrip(". ") for key, value in match.groupdict().items() if value}
-                return Diagnosis(
-                    entry.name, entry.cause.format(**words), entry.remedy.format(**words), _short(line.strip())
-                )
+        if found := _match(entry, lines if entry.name == "port in use" else lines[ready:], advice):
+            return found
+    return _without_an_entry(text, lines, end)
+
+
+def _match(entry: Entry, lines: list[str], advice: dict[str, str]) -> Diagnosis | None:
+    # The last match: an early warning may look like the cause, the end of the log is the cause.
+    for line in reversed(lines):
+        match = re.search(entry.pattern, line)
+        if match is None:
+            continue
+        words = {key: redact(value).rstrip(" .,:") for key, value in match.groupdict().items() if value}
+        words = {"what": "no more is said", "raised": "", "lowered": "", "halved": "", "doubled": ""} | advice | words
+        words["colon"] = f": {words['what']}" if match.groupdict().get("what") else ""
+        return Diagnosis(
+            entry.name, _clip(entry.cause.format(**words)), entry.remedy.format(**words), _short(line.strip())
+        )  # fmt: skip
+    return None
+
+
+def _advice(lines: list[str]) -> dict[str, str]:
+    """Values to try, from what the log says was set; a key is missing where the log does not say."""
+    found: dict[str, str] = {}
+    fraction = _last(lines, r"mem[_-]fraction[_-]static['\"]?[=:] ?(0?\.\d+)")
+    least = _last(lines, r"Raise --mem-fraction-static above (0?\.\d+)")
+    if least is not None or fraction is not None:
+        found["raised"] = f" (try {min(0.95, (least or fraction or 0.0) + 0.05):.2f})"
+    if fraction is not None and fraction > 0.1:
+        found["lowered"] = f" (try {fraction - 0.05:.2f})"
+    graphs = _last(lines, r"cuda_graph_max_bs(?:_decode)?['\"]?[=:] ?(\d+)")
+    if graphs is not None and graphs >= 2:
+        found["halved"] = f" (try {int(graphs) // 2})"
+    ranks = _last(lines, r"\btp_size['\"]?[=:] ?(\d+)")
+    if ranks is not None:
+        found["doubled"] = f" {int(ranks) * 2} instead of {int(ranks)}"
+    return found
+
+
+def _last(lines: list[str], pattern: str) -> float | None:
+    for line in reversed(lines):
+        if found := re.findall(pattern, line):
+            return float(found[-1])
+    return None
+
+
+def _asked_to_stop(lines: list[str]) -> bool:
+    """Whether a SIGTERM came before anything that says the engine is dying."""
+    for line in lines:
+        if _ASKED.search(line):
+            return True
+        if DEATH.search(line):
+            return False
+    return False
+
+
+def _refused_before_the_start(end: Exit, text: str) -> Diagnosis:
+    what = end.node or "a GPU device node"
+    return Diagnosis(
+        "device nodes",
+        f"a check before the start refused: {what} is missing or is not a character device",
+        "Compare `ls -l /dev/nvidia*` on node and guest; the node's unit must create them before guests start.",
+        _last_line(text),
+    )
+
+
+def _without_an_entry(text: str, lines: list[str], end: Exit) -> Diagnosis:
+    """Ends that no line explains: killed from outside, killed by the kernel, or unknown."""
+    tail = [_short(line) for line in lines[-TAIL_LINES:]]
     if end.result == "oom-kill":
         return Diagnosis(
             "host out of memory",
@@ -180,9 +183,20 @@ def diagnose(text: str, end: Exit | None = None) -> Diagnosis:
             "Give the guest more memory or lower the offload and pinned buffers.",
             _last_line(text),
         )
-    tail = [_short(line) for line in lines[-TAIL_LINES:]]
+    dead = death_line(text)
     orphan = next((line for line in lines if _CHILD_LOST.search(line)), None)
     own = [line for line in lines if _ERROR.match(line) and not _PEER_LOST.search(line)]
+    crashed = next((match for line in lines if (match := _CHILD_SIGNAL.search(line))), None)
+    if crashed and int(crashed["signal"]) not in (9, 15) and not own:
+        signal = int(crashed["signal"])
+        return Diagnosis(
+            "crashed child",
+            f"a child process of the server crashed with signal {signal} ({SIGNALS.get(signal, 'unnamed')}), "
+            "in compiled code",
+            "Leave out what is compiled for this start (mode by mode), and compare the stack with its lock.",
+            _short(orphan or crashed[0]),
+            tail,
+        )
     if orphan and not own:
         return Diagnosis(
             "lost child",
@@ -191,14 +205,25 @@ def diagnose(text: str, end: Exit | None = None) -> Diagnosis:
             _short(orphan),
             tail,
         )
-    if end.code == "killed" and end.status in (9, 15) and not death_line(text):
-        return Diagnosis(
-            "killed",
-            f"somebody killed the server with signal {end.status}; its log shows no error",
-            "Look for who did: another operator, a script, or the OOM killer of the node (`dmesg` there).",
-            _last_line(text),
-            tail,
+    leaked = next((line for line in lines[-8:] if _LEAKED.search(line)), None)
+    if not dead and (end.code == "killed" and end.status in (9, 15)):
+        said_so = f"somebody killed the server with signal {end.status}; its log shows no error"
+        return _killed(said_so, leaked or text, tail)
+    if not dead and leaked and end.code in (None, "killed"):
+        return _killed(
+            "somebody killed the server: its log stops without an error, and nothing was cleaned up", leaked, tail
         )
+    if lines and all(_ACCESS.search(line) for line in lines):
+        return Diagnosis(
+            "access log only",
+            "these are only requests: SGLang writes them to its standard output, and everything else to standard error",
+            "Give it the server's standard error, or both.",
+            _last_line(text),
+            failed=False,
+        )
+    if end == Exit() and not dead and not own:
+        phase = start_progress(text).phase
+        return stalled(text, f"nothing in this log says that the server ended; the last step it shows is: {phase}")
     return Diagnosis(
         "unknown",
         f"the server ended for a reason this catalogue does not know{_how(end)}",
@@ -208,15 +233,66 @@ def diagnose(text: str, end: Exit | None = None) -> Diagnosis:
     )
 
 
+def _killed(cause: str, text: str, tail: list[str]) -> Diagnosis:
+    return Diagnosis(
+        "killed",
+        cause,
+        "Look for who did: another operator, a script, or the OOM killer of the node (`dmesg` there).",
+        _last_line(text),
+        tail,
+    )
+
+
+def stalled(text: str, cause: str) -> Diagnosis:
+    """What it means when a start that has written `text` writes nothing more; `cause` is the sentence about that."""
+    phase = start_progress(text).phase
+    last = _last_line(text)
+    if phase == "joining ranks" or "sglang is using nccl" in last:
+        return Diagnosis(
+            "NCCL hang",
+            f"{cause}; the ranks wait for each other in NCCL",
+            "P2P is advertised and does not work: set NCCL_P2P_DISABLE=1 in the mode's env; if it starts then, "
+            "correct IOMMU "
+            "(iommu=pt or off) and ACS on the node, which playbooks/provision.yml audits.",
+            last,
+            failed=False,
+        )
+    if phase == "capturing CUDA graphs":
+        return Diagnosis(
+            "no end",
+            f"{cause}",
+            "A compiler may be at work (`ps` in the guest shows nvcc, ninja or cicc), or a rank hangs in its first "
+            "all-reduce: "
+            "NCCL_P2P_DISABLE=1 tells them apart.",
+            last,
+            failed=False,
+        )
+    return Diagnosis("no end", cause, "Ask the server (playbooks/status.yml), or read on.", last, failed=False)
+
+
+def notices(text: str) -> list[str]:
+    """What a person should know about a server that goes on, a sentence with its line each; the first of each kind."""
+    lines = [record.text[:SEARCHED_CHARACTERS] for record in records(text)]
+    said = []
+    for notice in NOTICES:
+        line = next((line for line in lines if re.search(notice.pattern, line)), None)
+        if line is not None:
+            said.append(f"{notice.name}: {notice.meaning} ({_short(line.strip())})")
+    return said
+
+
 def _how(end: Exit) -> str:
     if end.status is None:
         return ""
     return f" (signal {end.status})" if end.code in ("killed", "dumped") else f" (exit status {end.status})"
 
 
+def _clip(sentence: str) -> str:
+    return sentence if len(sentence) <= LINE_CHARACTERS else f"{sentence[:LINE_CHARACTERS]} …"
+
+
 def _short(line: str) -> str:
-    line = redact(line)
-    return line if len(line) <= LINE_CHARACTERS else f"{line[:LINE_CHARACTERS]} …"
+    return _clip(redact(line))
 
 
 def _last_line(text: str) -> str:

@@ -112,10 +112,16 @@ def decode_batches(text: str) -> list[Decode]:
 # The steps of a start in their order, each with what its first line looks like.
 PHASES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("importing", re.compile(r"server_args=")),
-    ("joining ranks", re.compile(r"Init torch distributed begin")),
+    ("joining ranks", re.compile(r"Init (?:torch distributed|parallel) begin")),
     ("loading weights", re.compile(r"Load weight begin|Loading .*(?:shards|checkpoint)")),
-    ("allocating the KV cache", re.compile(r"Load weight end|KV Cache is allocated|Memory pool end")),
-    ("capturing CUDA graphs", re.compile(r"Capture .*(?:cuda|CUDA) ?graph begin|Capturing (?:batches|num tokens)")),
+    (
+        "allocating the KV cache",
+        re.compile(r"Load weight end|KV Cache (?:is allocated|VA upper bound)|Memory pool end"),
+    ),
+    (
+        "capturing CUDA graphs",
+        re.compile(r"Capture .*(?:cuda|CUDA) ?graph begin|Capturing (?:batches|num tokens|prefill shape)"),
+    ),
     (
         "warming up",
         re.compile(r"max_total_num_tokens=|Capture .*(?:cuda|CUDA) ?graph end|Application startup complete"),

@@ -103,6 +103,10 @@ warnings_found:
   returned: always
   type: list
   elements: str
+if_stalled:
+  description: What to do if nothing more comes from a start at this step, null where that is not known.
+  returned: always
+  type: str
 elapsed:
   description: Seconds since the server's process was started.
   returned: always
@@ -118,6 +122,7 @@ invocation_id:
   type: str
 """
 
+import os
 import time
 from pathlib import Path
 
@@ -160,6 +165,29 @@ def journal(module: AnsibleModule, invocation: str) -> str:
     command = ["journalctl", f"_SYSTEMD_INVOCATION_ID={invocation}", "--all", "--output=cat", "--no-pager", "--quiet"]
     _, out, _ = module.run_command(command, errors="replace")
     return out
+
+
+def kernel_since(microseconds: int) -> str:
+    """The kernel's messages since a moment of CLOCK_MONOTONIC; empty where they cannot be read (most guests)."""
+    lines = []
+    try:
+        kernel = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    try:
+        while True:
+            try:
+                head, _, said = os.read(kernel, 8192).decode("utf-8", "replace").partition(";")
+            except BrokenPipeError:  # The oldest were overwritten meanwhile.
+                continue
+            fields = head.split(",")
+            if len(fields) > 2 and fields[2].isdigit() and int(fields[2]) >= microseconds:
+                lines.append(said.splitlines()[0] if said else "")
+    except OSError:  # Nothing more (BlockingIOError), or not allowed.
+        pass
+    finally:
+        os.close(kernel)
+    return "\n".join(lines)
 
 
 def cgroup_pids(group: str) -> set[int]:
@@ -248,6 +276,7 @@ def take_a_look(module: AnsibleModule) -> tuple[Look, str]:
         )
         look.elapsed = max(0.0, time.clock_gettime(time.CLOCK_MONOTONIC) - begun / 1e6) if begun else 0.0
         look.log = journal(module, invocation)
+        look.kernel = kernel_since(begun) if begun and look.active in ("failed", "inactive") else ""
         look.owner = port_owner(asked["port"], now.get("ControlGroup", "")) if look.active == "active" else None
 
     ground()
@@ -297,6 +326,7 @@ def main() -> None:
         evidence=verdict.evidence,
         tail=verdict.tail,
         warnings_found=verdict.warnings,
+        if_stalled=verdict.if_stalled,
         elapsed=round(look.elapsed, 1),
         models=look.models,
         invocation_id=invocation,

@@ -15,6 +15,7 @@ COMMANDS = {
     "load": ("servelab.load.command", "put a server under load and measure it"),
     "read-bench": ("servelab.bench_rows", "read a result file of sglang.bench_serving, and judge its rows"),
     "bundle": ("servelab.bundle", "check and describe the directory of one run"),
+    "diagnose": ("servelab.diagnose", "name the cause in a server's log"),
     "compare": ("servelab.compare", "compare the runs of two modes"),
     "verify-bundle": ("servelab.verify", "recompute a run's figures from its raw rows"),
     "ledger": ("servelab.ledger", "write LEDGER.md: everything ever tried, with outcome and reason"),

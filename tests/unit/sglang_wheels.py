@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -15,22 +16,23 @@ from servelab.shared.sglang_release import Release
 CACHE = Path.home() / ".cache" / "servelab" / "wheels"
 
 
-def _wheel(version: str) -> Path:
-    """Return the cached wheel of an SGLang release; skips the test with the reason where it cannot be had."""
+def _wheel(version: str, name: str = "sglang") -> Path:
+    """Return the cached wheel of a release; skips the test with the reason where it cannot be had."""
     CACHE.mkdir(parents=True, exist_ok=True)
-    if cached := sorted(CACHE.glob(f"sglang-{version}-*.whl")):
+    if cached := sorted(CACHE.glob(f"{name.replace('-', '_')}-{version}-*.whl")):
         return cached[0]
     with tempfile.TemporaryDirectory(dir=CACHE) as directory:
         # The newest Python with a wheel of every release; the files inside are the same for all of them.
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
         command += ["--python-version=3.12", "--platform=manylinux_2_34_x86_64", "--platform=any"]
+        command += ["--platform=manylinux2014_x86_64"]
         result = subprocess.run(
-            [*command, f"--dest={directory}", f"sglang=={version}"], capture_output=True, text=True, timeout=300
+            [*command, f"--dest={directory}", f"{name}=={version}"], capture_output=True, text=True, timeout=300
         )
         downloaded = list(Path(directory).glob("*.whl"))
         if not downloaded:
             reason = result.stderr.strip().splitlines()[-1:] or [f"pip exited {result.returncode}"]
-            pytest.skip(f"sglang {version} cannot be downloaded: {reason[0]}")
+            pytest.skip(f"{name} {version} cannot be downloaded: {reason[0]}")
         return downloaded[0].replace(CACHE / downloaded[0].name)
 
 
@@ -66,6 +68,21 @@ def _concerns_the_allreduce(name: str) -> bool:
     return top.endswith(".dist-info") or (
         top == "sglang" and (version or rest.startswith("srt/distributed/device_communicators/"))
     )
+
+
+@lru_cache(maxsize=2)
+def texts(version: str) -> str:
+    """Return all Python sources of a release in one text, to look words up in."""
+    with zipfile.ZipFile(_wheel(version)) as wheel:
+        names = [name for name in wheel.namelist() if name.startswith("sglang/") and name.endswith(".py")]
+        return "\n".join(wheel.read(name).decode("utf-8", "replace") for name in names if "/test/" not in name)
+
+
+def other_wheel(name: str, version: str) -> bytes:
+    """Return sources and libraries of another distribution in one piece, to look words up in."""
+    with zipfile.ZipFile(_wheel(version, name)) as wheel:
+        wanted = [entry for entry in wheel.namelist() if entry.endswith(".py") or ".so" in entry]
+        return b"\n".join(wheel.read(entry) for entry in wanted)
 
 
 def unpack(version: str, directory: Path) -> Path:
