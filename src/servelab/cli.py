@@ -20,6 +20,7 @@ COMMANDS = {
     "verify-bundle": ("servelab.verify", "recompute a run's figures from its raw rows"),
     "ledger": ("servelab.ledger", "write LEDGER.md: everything ever tried, with outcome and reason"),
     "campaign": ("servelab.campaign.command", "measure several modes, interleaved and repeated"),
+    "lock": ("servelab.lock", "resolve SGLang's stacks into locks with hashes"),
     "report": ("servelab.report", "write the report of a campaign"),
     "collectives": ("servelab.collectives.command", "measure every way to all-reduce on this machine"),
 }
