@@ -6,11 +6,12 @@ asked once for what it would connect to, and testinfra's plain ssh backend does 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,21 @@ _ASKED = (
 @pytest.fixture(scope="session")
 def connections() -> dict[str, dict[str, Any]]:
     """How Ansible reaches each machine of the lab: {inventory name: {host, user, key, args}}."""
+    return told("pve_nodes:gpu_guests", _ASKED)
+
+
+def told(hosts: str, expression: str, *options: str) -> dict[str, Any]:
+    """What an expression comes to in the lab's inventory: {inventory name: value}."""
     inventory = str(ROOT / "inventory/lab")
-    answer = _ansible(
-        ["ansible", "pve_nodes:gpu_guests", "-i", inventory, "-m", "debug", "-a", f"msg={{{{ {_ASKED} }}}}"]
-    )
+    answer = _ansible(["ansible", hosts, "-i", inventory, "-m", "debug", "-a", f"msg={{{{ {expression} }}}}", *options])
     (task,) = _report(answer.stdout)["plays"][0]["tasks"]
     return {name: result["msg"] for name, result in task["hosts"].items()}
+
+
+@pytest.fixture(scope="session")
+def lab() -> dict[str, str]:
+    """The lab's id and directory."""
+    return told("localhost", "{'id': lab_id, 'dir': lab_dir}")["localhost"]
 
 
 @dataclass(frozen=True)
@@ -57,10 +67,10 @@ Play = Callable[..., Played]
 
 @pytest.fixture(scope="module")
 def play(request: pytest.FixtureRequest) -> Play:
-    """Run the scenario's converge.yml once more: play("--check", "--diff"), play(some_variable=value)."""
-    playbook = request.path.parent.parent / "converge.yml"
+    """Run a playbook, by default the scenario's converge.yml: play("--check", "--diff"), play(some_variable=value)."""
+    converge = request.path.parent.parent / "converge.yml"
 
-    def run(*options: str, **variables: Any) -> Played:
+    def run(*options: str, playbook: Path = converge, **variables: Any) -> Played:
         command = ["ansible-playbook", "-i", str(ROOT / "inventory/lab"), *options, str(playbook)]
         if variables:
             command += ["-e", json.dumps(variables)]
@@ -130,3 +140,24 @@ def node(connections: dict[str, dict[str, Any]]) -> Host:
 def guest(connections: dict[str, dict[str, Any]]) -> Host:
     """Guest 129 on it."""
     return _connect(connections["lab-gpu1"])
+
+
+Fault = Callable[[str], contextlib.AbstractContextManager[None]]
+
+
+@pytest.fixture
+def fault(node: Host) -> Fault:
+    """A switch of the lab: `with fault("smi_hang"):` plays it for the length of the block."""
+    switch = "env PYTHONPATH=/srv/servelab-lab python3 -P -m servelab_lab.faults"
+
+    @contextlib.contextmanager
+    def playing(name: str) -> Iterator[None]:
+        said = node.check_output(f"{switch} {name} on")
+        # "already on" would be somebody else's, and is not ours to switch off.
+        assert said.startswith(f"on: {name}: ")
+        try:
+            yield
+        finally:
+            node.check_output(f"{switch} {name} off")
+
+    return playing

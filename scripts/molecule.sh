@@ -44,7 +44,8 @@ run() { # command scenario [options]
     MOLECULE_EPHEMERAL_DIRECTORY="$PWD/.ansible/molecule/$SERVELAB_LAB/$2" molecule "$1" --scenario-name "$2" "${@:3}"
 }
 
-ansible-playbook playbooks/lab.yml
+# The scenario lab_node makes its own.
+[ "$role" = lab_node ] || ansible-playbook playbooks/lab.yml
 echo "== the lab is up after $SECONDS s"
 failed=()
 for scenario in "${scenarios[@]}"; do

@@ -1,4 +1,4 @@
-"""What a lab could leave behind, one line each: traces.py ID. Other labs' belongings come and go: passed over."""
+"""What labs could leave behind, one line each: traces.py ID…. Other labs' belongings come and go: passed over."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-ours = sys.argv[1]
+ours = sys.argv[1:]
 # Whatever carries six hex digits that are not ours.
-foreign = re.compile(rf"(?:slab|slv|servelab-|servelab-lab/)(?!{ours})[0-9a-f]{{6}}")
+foreign = re.compile(rf"(?:slab|slv|servelab-|servelab-lab/|servelab-other/)(?!{'|'.join(ours)})[0-9a-f]{{6}}")
 
 
 def command(*words: str) -> str:
@@ -35,7 +35,7 @@ lines = [
     *(f"cgroup {path}" for path in Path("/sys/fs/cgroup").glob("**/lxc.*") if path.is_dir()),
     *(
         f"file {path}"
-        for place in ("/var/lib/servelab-lab", "/run/lxc/lock", "/run/servelab-lab")
+        for place in ("/var/lib/servelab-lab", "/var/lib/servelab-other", "/run/lxc/lock", "/run/servelab-lab")
         for path in Path(place).glob("*")
     ),
     *(f"file {path}" for path in Path("/run/lxc/lock/var/lib/servelab-lab").glob("*")),
@@ -44,7 +44,7 @@ lines = [
 processes = []
 for entry in Path("/proc").iterdir():
     try:
-        if entry.name.isdigit() and ours in (entry / "cgroup").read_text():
+        if entry.name.isdigit() and any(one in (entry / "cgroup").read_text() for one in ours):
             processes.append(f"process {entry.name} {(entry / 'exe').readlink()}")
     except OSError:
         continue

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
+import shlex
+import subprocess
 import time
-from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from conftest import told
 
+ROOT = Path(__file__).resolve().parents[3]
+LAB = ROOT / "scripts/lab"
+UP, FAULT = ROOT / "playbooks/lab.yml", ROOT / "playbooks/lab_fault.yml"
+OTHER = ROOT / "molecule/lab_node/vars/other.yml"
+# When its first process was started tells one boot from the next.
+BOOTED = "cut -d' ' -f22 /proc/1/stat"
 SMI = "timeout 5 nvidia-smi --query-gpu=index,memory.used,power.draw --format=csv,noheader,nounits"
 SWITCH = "env PYTHONPATH=/srv/servelab-lab python3 -P -m servelab_lab.faults"
 # docs/simulator.md, "Failures on demand".
@@ -35,22 +43,6 @@ class Inside:
 @pytest.fixture
 def guest(node) -> Inside:
     return Inside(node)
-
-
-@pytest.fixture
-def fault(node):
-    """fault("smi_hang") plays it for the length of a with-block."""
-
-    @contextlib.contextmanager
-    def playing(name: str) -> Iterator[None]:
-        said = node.check_output(f"{SWITCH} {name} on")
-        assert said.startswith(f"on: {name}: ")
-        try:
-            yield
-        finally:
-            node.check_output(f"{SWITCH} {name} off")
-
-    return playing
 
 
 @pytest.fixture(autouse=True)
@@ -136,21 +128,6 @@ def test_a_moved_number_breaks_fixed_numbers_and_no_dev_entry(node, fault, handm
     node.check_output("pct reboot 129")
 
 
-def test_a_missing_node_at_boot_leaves_the_guest_down_and_says_why(node, fault):
-    with fault("uvm_missing"):
-        # As a boot does: guests are started by this unit.
-        node.check_output("pct shutdown 129")
-        assert tried(node, "systemctl restart pve-guests")[0] == 1
-        assert settled(node) == "degraded"
-        assert node.check_output("pct status 129") == "status: stopped"
-        assert re.search(
-            r"CT 129: Device /dev/nvidia-uvm\S* does not exist", node.check_output("journalctl -b -u pve-guests")
-        )
-    node.check_output("systemctl restart pve-guests")
-    assert node.check_output("pct status 129") == "status: running"
-    assert settled(node) == "running"
-
-
 def test_a_regular_file_in_place_of_a_node(node, fault):
     with fault("node_is_file"):
         assert node.file("/dev/nvidia3").is_file
@@ -188,16 +165,214 @@ def test_the_simulated_server_is_told(guest, fault, name):
     assert server == ({"survivors": True} if name == "survivors" else {"faults": [name]})
 
 
-def test_a_node_that_is_restarted_brings_its_guest_back(node):
-    # When its first process was started tells one boot from the next.
-    booted = "cut -d' ' -f22 /proc/1/stat"
-    before = node.check_output(booted)
-    node.run("systemctl reboot")
-    for _ in range(100):
-        now = node.run(booted)
-        if now.rc == 0 and now.stdout.strip() != before:
+def reboot(node) -> str:
+    """Restart the node as a person does; systemd's verdict on what came up."""
+    done = subprocess.run([LAB, "reboot"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    said = done.stdout.splitlines()
+    assert said, done.stderr
+    # ssh has to come up too.
+    for _ in range(50):
+        if node.run("true").rc == 0:
             break
         time.sleep(0.2)
-    assert settled(node) == "running"
+    return said[0]
+
+
+def uvm(host) -> str:
+    return host.check_output("stat -c %t:%T /dev/nvidia-uvm")
+
+
+def test_a_node_that_is_restarted_brings_its_guest_back(node, guest):
+    before = node.check_output(BOOTED)
+    assert reboot(node) == "running"
+    assert node.check_output(BOOTED) != before
     assert node.check_output("pct status 129") == "status: running"
     assert len(node.check_output("ls /dev/nvidia[0-7]").split()) == 8
+    assert len(guest.check_output(SMI).splitlines()) == 8
+
+
+def test_a_guest_that_is_restarted_has_its_cards_again(node, guest):
+    before = guest.check_output(BOOTED)
+    subprocess.run([LAB, "reboot", "129"], cwd=ROOT, check=True, timeout=120)
+    assert guest.check_output(BOOTED) != before
+    assert len(guest.check_output(SMI).splitlines()) == 8
+
+
+def test_a_boot_without_uvm_leaves_the_guest_down_and_says_why(node, fault):
+    with fault("uvm_missing"):
+        assert reboot(node) == "degraded"
+        assert node.run("test -e /dev/nvidia-uvm").rc == 1
+        assert node.check_output("pct status 129") == "status: stopped"
+        assert re.search(
+            r"CT 129: Device /dev/nvidia-uvm\S* does not exist", node.check_output("journalctl -b -u pve-guests")
+        )
+    # What a person does then: the nodes are there again, and the guests can start.
+    node.check_output("systemctl restart pve-guests")
+    assert node.check_output("pct status 129") == "status: running"
+    assert settled(node) == "running"
+
+
+def test_a_boot_with_other_majors_takes_nothing_from_a_guest_with_dev_entries(node, guest, fault):
+    before = uvm(node)
+    assert uvm(guest) == before
+    with fault("uvm_moved"):
+        assert reboot(node) == "running"
+        assert uvm(node) == uvm(guest) != before
+        guest.check_output("head -c0 /dev/nvidia-uvm")
+    assert reboot(node) == "running"
+    assert uvm(node) == uvm(guest) == before
+
+
+def test_a_failure_stays_over_a_boot_and_hinders_none(node, guest, fault):
+    with fault("off_the_bus"):
+        assert reboot(node) == "running"
+        assert node.check_output("pct status 129") == "status: running"
+        assert guest.run(SMI).rc == 15
+    assert len(guest.check_output(SMI).splitlines()) == 8
+
+
+# -- the switchboard from the controller ---------------------------------------------------------------------------
+
+
+def test_a_switch_is_thrown_by_a_playbook(play, node):
+    thrown = play(playbook=FAULT, fault="no_devices", state="on")
+    try:
+        assert thrown.ok
+        assert [name for name, _host in thrown.changed] == ["Throw the switch"]
+        assert node.run(SMI).rc == 6
+        again = play(playbook=FAULT, fault="no_devices", state="on")
+        assert again.ok and again.changed == []
+    finally:
+        assert play(playbook=FAULT, fault="no_devices", state="off").ok
+    assert node.run(SMI).rc == 0
+
+
+@pytest.mark.parametrize(
+    ("variables", "sentence"),
+    [
+        ({}, "Say which failure and what to do with it: -e fault=NAME -e state=on (or off)."),
+        ({"fault": "smi_hang", "state": "perhaps"}, "Say which failure and what to do with it"),
+        ({"fault": "smi_hangs", "state": "on"}, "There is no fault smi_hangs; there are: smi_hang, no_devices, "),
+    ],
+)
+def test_a_wrong_switch_is_answered_with_the_right_ones(play, node, variables, sentence):
+    played = play(playbook=FAULT, **variables)
+    assert not played.ok
+    assert sentence in played.said
+    assert node.check_output(f"{SWITCH} all off") == "already off: all"
+
+
+def test_a_node_that_no_lab_made_is_refused():
+    command = ["ansible-playbook", "-i", "inventory/example-8x-rtx-pro-6000", str(FAULT)]
+    done = subprocess.run(
+        [*command, "-e", "fault=no_devices", "-e", "state=on"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    assert "is no node of a lab: this inventory has no lab_hosts." in " ".join(done.stdout.split())
+
+
+# -- what people change by hand ------------------------------------------------------------------------------------
+
+
+def test_a_double_edited_by_hand_is_found_and_alone_laid_out_again(play, lab):
+    double = Path(lab["dir"]) / "doubles/bin/simserver"
+    right = double.read_text()
+    repair = [("Lay out the doubles, and set what the simulated server plays", "localhost")]
+    double.write_text(right + "# by hand\n")
+    assert play("--check", "--diff", playbook=UP).changed == repair
+    assert double.read_text() == right + "# by hand\n"
+    # What is read by a process that runs is read again.
+    assert [one for one in play(playbook=UP).changed if not one[0].startswith("Reload")] == repair
+    assert double.read_text() == right
+    assert play(playbook=UP).changed == []
+
+
+def test_a_unit_of_the_node_edited_by_hand_is_found_and_alone_written_again(play, node):
+    unit = "/etc/systemd/system/pve-guests.service"
+    right = node.check_output(f"sha256sum {unit}")
+    repair = [("Write the node's name, network and units, and let the controller's key in", "localhost")]
+    node.check_output(f"sed -i 's/^TimeoutStartSec=.*/TimeoutStartSec=1/' {unit}")
+    checked = play("--check", "--diff", playbook=UP)
+    assert checked.changed == repair
+    assert "pve-guests.service" in "".join(checked.diff)
+    assert node.check_output(f"sha256sum {unit}") != right
+    assert [one for one in play(playbook=UP).changed if not one[0].startswith("Reload")] == repair
+    assert node.check_output(f"sha256sum {unit}") == right
+
+
+def test_a_lost_rule_of_the_firewall_is_found_and_alone_put_back(play, lab):
+    def rules() -> list[str]:
+        saved = subprocess.run(["iptables-save"], capture_output=True, text=True, check=True).stdout
+        return sorted(line for line in saved.splitlines() if f"servelab-{lab['id']}" in line)
+
+    right = rules()
+    lost = next(rule for rule in right if "MASQUERADE" in rule)
+    subprocess.run(["iptables", "-t", "nat", "-D", *shlex.split(lost)[1:]], check=True)
+    repair = [("Give the lab its bridge and its way out", "localhost")]
+    assert play("--check", "--diff", playbook=UP).changed == repair
+    assert lost not in rules()
+    assert play(playbook=UP).changed == repair
+    assert rules() == right
+
+
+# -- another lab, in which most is different -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def other() -> Path:
+    """The directory of the other lab."""
+    return Path(told("localhost", "lab_node_state_dir ~ '/' ~ lab_node_id", "-e", f"@{OTHER}")["localhost"])
+
+
+def inside(directory: Path, command: str) -> str:
+    """Run it on the other lab's node."""
+    name = f"servelab-{directory.name}-other1"
+    words = ["lxc-attach", "-P", str(directory), "-n", name, "--clear-env", "--", "sh", "-c", command]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_the_other_node_is_as_described(other):
+    assert inside(other, "hostname; . /etc/os-release; echo $VERSION_CODENAME").split() == ["other1", "bookworm"]
+    assert inside(other, "ip -br -4 addr show vmbr0").split()[-1].split("/")[0].endswith(".21")
+    assert inside(other, "ls /var/lib/vz/template/cache").split() == ["other-12.tar.zst"]
+    assert inside(other, "command -v tree") == "/usr/bin/tree"
+    assert inside(other, "systemctl is-system-running --wait") == "running"
+    # No other node's cards.
+    assert inside(other, "nvidia-smi -L").count("UUID: GPU-") == 8
+
+
+def test_the_other_machines_reach_the_world_as_described(other):
+    assert "nameserver 192.0.2.53" in inside(other, "cat /etc/resolv.conf").splitlines()
+    assert "timeout = 33" in inside(other, "cat /etc/pip.conf").splitlines()
+    assert "no_proxy=192.0.2.7" in inside(other, "cat /etc/environment").splitlines()
+    ours = "openssl crl2pkcs7 -nocrl -certfile /etc/ssl/certs/ca-certificates.crt | openssl pkcs7 -print_certs -noout"
+    assert "Servelab test authority" in inside(other, ours)
+    guest = inside(other, "tar --zstd -tf /var/lib/vz/template/cache/other-12.tar.zst").splitlines()
+    assert "./usr/bin/jq" in guest and "./usr/local/share/ca-certificates/servelab-lab-1.crt" in guest
+
+
+def test_the_other_simulated_server_is_as_described(other):
+    assert json.loads((other / "doubles/server.json").read_text()) == {
+        "profile": "crossing",
+        "time_scale": 2.5,
+        "sglang_package": "/srv/other/sglang",
+        "load_seconds": 7,
+        "survivors": True,
+        "faults": ["garbage_output"],
+        "answers": {"What is the answer": "42"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("variables", "sentence"),
+    [
+        ({"lab_node_needed_gib": 999999}, "999999"),
+        ({"lab_node_profile": "tale"}, "value of lab_node_profile must be one of: story, crossing, got: tale"),
+        ({"lab_node_server_extra": {"fault": ["x"]}}, "fault"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_changes(play, variables, sentence):
+    played = play(playbook=UP, **variables)
+    assert not played.ok
+    assert sentence in played.said
+    assert played.changed == []

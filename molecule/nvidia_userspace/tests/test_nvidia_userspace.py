@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-FAULTS = "/srv/servelab-lab/faults.json"
 LIBRARIES = "/usr/lib/x86_64-linux-gnu"
 
 
@@ -66,13 +63,10 @@ def test_a_method_that_is_not_carried_out_says_what_to_do(play, method):
     assert "set nvidia_userspace_method to preinstalled" in played.said
 
 
-def test_an_nvidia_smi_without_devices_is_told_with_the_remedy(play, node):
-    text = json.dumps({"gpu": {"fault": "no_devices"}})
-    node.check_output(f"echo '{text}' > {FAULTS}")
-    try:
-        played = play()
-    finally:
-        node.check_output(f"rm {FAULTS}")
+@pytest.mark.parametrize("name", ["smi_hang", "no_devices", "driver_mismatch", "off_the_bus"])
+def test_an_nvidia_smi_that_does_not_work_is_told_with_the_remedy(play, fault, name):
+    with fault(name):
+        played = play(nvidia_userspace_timeout=2)
     assert not played.ok
     assert played.said.startswith("nvidia-smi does not work in lab-gpu1: ")
     assert " Remedy: " in played.said

@@ -120,3 +120,16 @@ def test_a_guest_without_node_or_keys_is_refused(play, variables, sentence):
     assert not played.ok
     assert sentence in played.said
     assert played.changed == []
+
+
+def test_a_locked_guest_is_left_alone_and_the_lock_is_named(play, node, fault):
+    node.check_output("pct set 129 --memory 4096")
+    try:
+        with fault("guest_locked"):
+            played = play()
+            assert not played.ok
+            assert "CT is locked (backup)" in played.said
+            assert config(node, 129)["memory"] == "4096"
+        assert play().changed == TASK
+    finally:
+        node.check_output("pct set 129 --memory 8192")

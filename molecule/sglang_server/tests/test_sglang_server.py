@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -128,19 +129,24 @@ def test_nothing_is_left_on_the_cards(guest):
     assert [int(mib) for mib in used] == [4] * 8
 
 
-def test_a_unit_edited_by_hand_is_found_and_alone_written_again(play, guest):
-    file = f"{UNITS}/servelab-eagle3.service"
-    right = guest.file(file).content_string
-    guest.check_output(f"sed -i 's/^LimitNOFILE=.*/LimitNOFILE=1024/' {file}")
-    repair = ("Write the unit of the mode", "lab-gpu1")
+def test_unit_and_record_edited_by_hand_are_found_and_alone_written_again(play, guest):
+    unit, record = f"{UNITS}/servelab-eagle3.service", "/etc/servelab/modes/baseline.json"
+    right = [guest.file(name).content_string for name in (unit, record)]
+    guest.check_output(f"sed -i 's/^LimitNOFILE=.*/LimitNOFILE=1024/' {unit}")
+    guest.check_output(f"sed -i 's/simserver/simserver2/' {record}")
+    repair = [("Write the merged mode for provenance", "lab-gpu1"), ("Write the unit of the mode", "lab-gpu1")]
     checked = play("--check", "--diff")
-    assert [one for one in checked.changed if not one[0].startswith("Let systemd")] == [repair]
+    assert [one for one in checked.changed if not one[0].startswith("Let systemd")] == repair
     old, new = (set(text.splitlines()) for text in checked.diff)
-    assert old - new == {"LimitNOFILE=1024"} and new - old == {"LimitNOFILE=1048576"}
-    assert "LimitNOFILE=1024\n" in guest.file(file).content_string
+    assert {line.strip(' ",').replace("simserver2", "simserver") for line in old - new} == {
+        "LimitNOFILE=1024",
+        "/opt/servelab-lab/bin/simserver",
+    }
+    assert {line.strip(' ",') for line in new - old} == {"LimitNOFILE=1048576", "/opt/servelab-lab/bin/simserver"}
+    assert "LimitNOFILE=1024\n" in guest.file(unit).content_string
     played = play()
-    assert [one for one in played.changed if not one[0].startswith("Let systemd")] == [repair]
-    assert guest.file(file).content_string == right
+    assert [one for one in played.changed if not one[0].startswith("Let systemd")] == repair
+    assert [guest.file(name).content_string for name in (unit, record)] == right
 
 
 def test_wrong_settings_are_told_at_once_and_before_anything_changes(play, guest):
@@ -181,3 +187,51 @@ def test_a_mode_that_cannot_start_says_why_and_leaves_nothing(play, guest):
     assert " Remedy: " in played.said
     assert repaired.ok
     assert not guest.service("servelab-baseline").is_running
+
+
+@pytest.fixture(scope="module")
+def said(play) -> dict[str, str]:
+    """What people are told when a server meets each of its failures."""
+    played = play(playbook=Path(__file__).resolve().parent.parent / "faults.yml")
+    assert played.ok, played.said
+    return {fault: " ".join(text.split()) for fault, text in played.results["Tell what was said"][0]["said"].items()}
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause", "remedy"),
+    [
+        (
+            "oom_kv_pool",
+            "out of GPU memory while the KV cache was allocated.",
+            "lower sglang_server_mem_fraction_static",
+        ),
+        (
+            "oom_graph_capture",
+            "out of GPU memory while CUDA graphs were captured.",
+            "Lower sglang_server_mem_fraction_static, or capture less",
+        ),
+        (
+            "unsupported_architecture",
+            "FlashInfer allreduce fusion requires SM90 or SM10X NVIDIA GPUs",
+            "Choose another way for these cards",
+        ),
+        ("assertion", "Flashinfer MoE A2A is only supported with flashinfer_cutlass moe runner backend", "Remedy: "),
+        ("hang_nccl_init", "No news for 1", "Read the log for what hangs"),
+        (
+            "death_on_first_request",
+            "kernel needs more shared memory than sm_120 has.",
+            "Choose another attention backend",
+        ),
+        ("garbage_output", "wrong: The completion is nothing but '!'", ""),
+        ("fell_back_to_nccl", "the custom all-reduce could not be set up", ""),
+    ],
+)
+def test_a_failure_of_the_server_is_told_with_cause_and_remedy(said, fault, cause, remedy):
+    assert cause in said[fault]
+    assert remedy in said[fault]
+
+
+def test_failures_leave_nothing_running(said, guest):
+    assert guest.run("systemctl list-units --no-legend --state=active,failed 'servelab-*.service'").stdout == ""
+    used = guest.check_output("nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits").split()
+    assert [int(mib) for mib in used] == [4] * 8
