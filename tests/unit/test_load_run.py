@@ -209,6 +209,28 @@ def test_a_signal_ends_cleanly_with_what_there_is(
     assert json.loads((out / "progress.json").read_text())["state"] == "done"
 
 
+def test_what_a_killed_client_had_measured_can_be_recovered(
+    serve: Callable[[Script], KnownTruthServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = serve(Script(tokens=TOKENS))
+    out = tmp_path / "out"
+    client = launch(server.url, out, "--levels", "2", "--min-seconds", "60")
+    wait_for(lambda: len(server.served) > 8)
+    client.kill()
+    client.wait()
+    (left,) = (out / "levels").iterdir()
+    left.write_bytes(left.read_bytes() + left.read_bytes()[30:90])  # and a record that was cut off
+    assert main(["load", "--recover", str(out)]) == 0
+    assert "0 of them failed" in capsys.readouterr().out
+    found = rows(out, 2)
+    assert len(found) >= 6
+    assert [row["id"] for row in found] == sorted(row["id"] for row in found)
+    for row in found:
+        assert (row["error"], [tokens for _, tokens in row["chunks"]]) == (None, TOKENS)
+    assert left.exists()
+    assert main(["load", "--recover", str(tmp_path)]) == 4
+
+
 def test_refused_connection_cannot_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

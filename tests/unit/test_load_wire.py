@@ -14,7 +14,7 @@ import pytest
 from known_truth_server import KnownTruthServer, Script
 
 from servelab.load import tls
-from servelab.load.capture import Record, Writer, read
+from servelab.load.capture import About, Record, Writer, read
 from servelab.load.rows import interpret
 from servelab.load.wire import Exchange, Wire, kernel_stamps_work
 
@@ -170,7 +170,7 @@ def test_a_chunk_is_stamped_when_it_arrived_however_late_it_is_read(tmp_path: Pa
             after = time.time_ns()
             time.sleep(0.1)
             peer.turn()
-        with Writer(tmp_path / "c") as writer:
+        with Writer(tmp_path / "c", About(0, 0, None)) as writer:
             writer.add(peer.ended[-1])
         (record,) = read(tmp_path / "c")
         assert before <= record.times[0] <= after + 5_000_000
@@ -258,7 +258,7 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
 def exchange(make: Callable[[], Wire], payload: bytes, tmp_path: Path, count: int = 3) -> tuple[list[Record], int]:
     """`count` requests one after the other; (their records, connections opened)."""
     wire = make()
-    with Writer(tmp_path / "capture") as writer:
+    with Writer(tmp_path / "capture", About(0, 0, None)) as writer:
         for number in range(count):
             wire.send(number, payload, wire.clock())
             ended: list[Exchange] = []

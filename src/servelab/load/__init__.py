@@ -16,6 +16,7 @@ progress  progress.json and the terminal
 session   the levels of one run, from the checks before to summary.json
 setup     the words of the command line → what a session needs
 command   the command line
+recover   rows from what a killed client left
 tls       https and proxies, in a socket's place
 story     older call forms of it
 """

@@ -1,6 +1,7 @@
 """What the wire recorded, on its way through a file: memory stays small at any level, and nothing that has arrived is
 lost with the process. `marshal` because it is one C call per request; the file is written and read by one process
-and deleted when its rows are written, so that the format need not outlive this Python."""
+and deleted when its rows are written, so that the format need not outlive this Python. What a killed client left is
+turned into rows by `servelab load --recover`."""
 
 from __future__ import annotations
 
@@ -30,12 +31,23 @@ class Record:
     error: tuple[str, str] | None
 
 
+@dataclass(frozen=True)
+class About:
+    """What must be known of a level to read its file. `epoch_offset`: ns to add to its clock for the time since 1970;
+    `expected`: tokens of every response; None: of any length."""
+
+    level: int | str
+    epoch_offset: int
+    expected: int | None
+
+
 class Writer:
     """Append exchanges to a new file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, about: About) -> None:
         # Unbuffered: one write into the page cache per request, instead of a long one now and then.
         self._file = path.open("xb", buffering=0)
+        self._file.write(marshal.dumps((about.level, about.epoch_offset, about.expected), 2))
 
     def add(self, exchange: Exchange) -> None:
         x = exchange
@@ -49,9 +61,23 @@ class Writer:
         self._file.close()
 
 
+def about(path: Path) -> About:
+    """What a file is about. Raises ValueError for one that is none of ours."""
+    with path.open("rb") as file:
+        try:
+            level, epoch_offset, expected = marshal.load(file)
+        except (EOFError, ValueError, TypeError) as problem:
+            raise ValueError(f"{path} is not what a load client of this Python left: {problem}") from problem
+    return About(level, epoch_offset, expected)
+
+
 def read(path: Path) -> Iterator[Record]:
     """The records of a file in the order of their ends; a cut last one (the process was killed) is left out."""
     with path.open("rb") as file:
+        try:
+            marshal.load(file)
+        except (EOFError, ValueError, TypeError):
+            return
         while True:
             try:
                 index, due, sent, ended, parts, stamps, reads, closed, error = marshal.load(file)

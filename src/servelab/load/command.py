@@ -42,6 +42,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print the interface's number and the options as one JSON line, and exit",
     )
+    add(
+        "--recover",
+        type=Path,
+        metavar="DIR",
+        help="write the rows that a killed client left in DIR, and exit",
+    )
     add("--url", default="http://127.0.0.1:30000", help="the server, http or https (default %(default)s)")
     add("--out", type=Path, metavar="DIR", help="directory for the results; must not hold any yet")
     add("--mode", default="unnamed", help="name of the mode that is measured; only written into the summary")
@@ -135,6 +141,11 @@ def run(args: argparse.Namespace) -> int:
         words = sorted(word for action in parser._actions for word in action.option_strings)
         print(json.dumps({"interface": INTERFACE, "version": __version__, "options": words}))
         return 0
+
+    if args.recover is not None:
+        from servelab.load import recover
+
+        return recover.run(args.recover)
 
     # Late: --interface and --help need none of it.
     from servelab.load import setup

@@ -173,7 +173,7 @@ class Session:
         plan = loop.Plan(0, at_once, 0, count, self.options.timeout, drain=True)
         shape = arrivals.Closed(at_once, 0)
         try:
-            with capture.Writer(path) as writer:
+            with capture.Writer(path, capture.About(0, 0, None)) as writer:
                 state = loop.run(wire, shape, plan, payloads, writer, [], lambda _: self.stop.asked)
             for record in capture.read(path):
                 reply = self._interpret(record, expect_length=count > 1)
@@ -220,8 +220,10 @@ class Session:
         gc.collect()
         gc.disable()  # a collection would stop the reading for as long as it takes
         cpu, wall, offset = time.process_time_ns(), time.monotonic_ns(), _clock_offset()
+        epoch_offset = 0 if self.stamped else offset
+        expected = None if self.workload.entries else self.workload.expected(0)
         try:
-            with capture.Writer(path) as writer:
+            with capture.Writer(path, capture.About(name, epoch_offset, expected)) as writer:
                 state = loop.run(wire, shape, plan, self._payloads(name), writer, intervals, tick)
         finally:
             gc.enable()
@@ -239,7 +241,6 @@ class Session:
             open_loop=asked.concurrency is None,
             slos={figure: most / self.scale for figure, most in options.slos.items()},
         )
-        epoch_offset = 0 if self.stamped else offset
         with path.with_suffix(".jsonl").open("x") as file:
             for record in capture.read(path):
                 reply = self._interpret(record)
