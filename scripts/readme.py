@@ -80,7 +80,8 @@ def _resolve(value: Any, defaults: Mapping[str, Any]) -> Any:
 
     def own(match: re.Match[str]) -> str:
         found = defaults.get(match[1])
-        return found if isinstance(found, str) else match[0]
+        known = _resolve(found, defaults) if isinstance(found, str) else Computed
+        return match[0] if known is Computed else str(known)
 
     value = re.sub(r"\{\{ *(\w+) *\}\}", own, value)
     return Computed if "{{" in value else value

@@ -36,10 +36,12 @@ def gpu_memory_verdict(report: Any, threshold_mib: int, uuids: Any = None) -> di
     return memory_verdict(report, int(threshold_mib), uuids)
 
 
-def gpu_clean_reasons(decided: Any, released: Any = (), ailments: Any = None, **memory: Any) -> list[str]:
+def gpu_clean_reasons(
+    decided: Any, released: Any = (), ailments: Any = None, unseen_ok: Any = False, **memory: Any
+) -> list[str]:
     """Why the GPUs are not proved clean; memory verdicts are given as guest=… and node=…."""
     places = {place: verdict for place, verdict in memory.items() if verdict}
-    return why_not_clean(decided, places, released, ailments)
+    return why_not_clean(decided, places, released, ailments, unseen_ok=boolean(unseen_ok))
 
 
 class FilterModule:

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .nvidia_smi import run_bounded
 from .redact import redact, redact_value
+from .supervision import SuperviseError, Supervisor, Systemd, supervisor
 
 # Programs that open GPU nodes without computing, or that a person would not forgive us for killing. Shell patterns.
 PROTECT = (
@@ -381,25 +381,38 @@ def scan(
     }
 
 
-def unit_owners(directory: str = "/run/servelab", holders: Iterable[dict[str, Any]] = ()) -> dict[str, str]:
+def attribute(holders: Iterable[dict[str, Any]], keeper: Supervisor) -> None:
+    """Say of each holder (as scan() gives them) how its unit is stopped, and name the unit where no cgroup does."""
+    holders = list(holders)
+    known = keeper.units_of([holder["pid"] for holder in holders])
+    for holder in holders:
+        holder["supervised"] = holder["pid"] in known
+        holder["unit"] = known.get(holder["pid"], holder["unit"])
+        ours = holder["supervised"] or isinstance(keeper, Systemd)
+        holder["stop"] = keeper.stop_hint(holder["unit"]) if holder["unit"] and ours else None
+
+
+def unit_owners(
+    directory: str = "/run/servelab", holders: Iterable[dict[str, Any]] = (), keeper: Supervisor | None = None
+) -> dict[str, str]:
     """Who started our units: {"servelab-baseline.service": "bench", "prove" or "serve"}, from <mode>.owner files.
 
-    Such a note goes with the unit. So a holder in the cgroup of a unit of ours without one is looked up: when systemd
-    says that the unit does not run, its owner is "stopped", and what is there survived its server.
+    Such a note goes with the unit. So a holder in a unit of ours without one is looked up: when the supervisor (by
+    default systemd) says that the unit does not run, its owner is "stopped", and what is there survived its server.
     """
+    keeper = keeper or supervisor("systemd")
     owners = {
         f"servelab-{path.stem}.service": _text(str(path)).strip() for path in sorted(Path(directory).glob("*.owner"))
     }
     for unit in sorted({str(holder["unit"]) for holder in holders} - owners.keys()):
-        if _OUR_UNIT.fullmatch(unit) and not _runs(unit):
+        if _OUR_UNIT.fullmatch(unit) and not _runs(unit, keeper):
             owners[unit] = STOPPED
     return owners
 
 
-def _runs(unit: str) -> bool:
-    """Whether systemd has a unit running. Where it cannot be asked, yes: that harms nobody."""
+def _runs(unit: str, keeper: Supervisor) -> bool:
+    """Whether a unit runs. Where nobody can be asked, yes: that harms nobody."""
     try:
-        answer = run_bounded(["systemctl", "is-active", unit], timeout=10)
-    except (FileNotFoundError, PermissionError):
+        return keeper.show(unit).get("ActiveState") not in ("inactive", "failed")
+    except (OSError, SuperviseError):
         return True
-    return answer is None or answer[1].strip() not in ("inactive", "failed", "unknown")

@@ -38,7 +38,9 @@ def _check(scan: Mapping[str, Any], where: str) -> None:
 
 
 def is_disposable(holder: Mapping[str, Any], owners: Mapping[str, str]) -> bool:
-    """Whether a holder lives in the cgroup of a system unit of ours that nobody uses."""
+    """Whether a holder belongs to a unit of ours that nobody uses: by the cgroup of a system unit, or by its record."""
+    if holder.get("supervised"):
+        return owners.get(str(holder["unit"])) in _DISPOSABLE
     found = _SYSTEM.match(inside_guest(str(holder["cgroup"])))
     return found is not None and owners.get(found[1]) in _DISPOSABLE
 
@@ -61,9 +63,9 @@ def _judge_own(holder: Mapping[str, Any], owners: Mapping[str, str], force: bool
         )
     unit = holder["unit"]
     if owners.get(unit) == SERVE:
-        return REFUSE, f"a server in use: `systemctl stop {unit}`, or set bench_stop_ok=true"
+        return REFUSE, f"a server in use: `{holder.get('stop') or f'systemctl stop {unit}'}`, or set bench_stop_ok=true"
     owned = unit and str(unit).endswith(".service") and not _CARRIERS.fullmatch(str(unit))
-    stop = f"`systemctl stop {unit}`" if owned else f"`kill {holder['pid']}`"
+    stop = f"`{holder.get('stop') or f'systemctl stop {unit}'}`" if owned else f"`kill {holder['pid']}`"
     return REFUSE, f"not started by a benchmark: {stop}, or set gpu_clean_force=true"
 
 
@@ -232,16 +234,19 @@ def why_not_clean(
     memory: Mapping[str, Mapping[str, Any]],
     released: Iterable[Mapping[str, Any]] = (),
     ailments: Mapping[str, Any] | None = None,
+    *,
+    unseen_ok: bool = False,
 ) -> list[str]:
     """What keeps the GPUs from being proved clean, a sentence each; empty when nothing does.
 
     `memory` maps a place ("guest", "node") to its verdict (nvidia_smi.memory_verdict); `released`: results of the
-    module gpu_release; `ailments`: what the module gpu_ailments found on the node. Neither is a reason by itself.
+    module gpu_release; `ailments`: what the module gpu_ailments found on the node. Neither is a reason by itself. With
+    `unseen_ok` processes that could not be looked at are no reason.
     """
     reasons: list[str] = []
     if decided["blocking"]:
         reasons.append(f"{decided['blocking']} process(es) hold the GPUs")
-    if not decided["complete"]:
+    if not decided["complete"] and not unseen_ok:
         reasons.append(
             "some processes could not be looked at, so nobody can say that they hold no GPU: run as root"
             + ("" if decided["view"] == "node and guest" else ", or set pve_node so that the node looks too")

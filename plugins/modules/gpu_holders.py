@@ -38,9 +38,11 @@ options:
     type: path
     default: /dev
   owners_dir:
-    description: Where files C(MODE.owner) say who started the unit C(servelab-MODE.service).
+    description:
+      - Where files C(MODE.owner) say who started the unit C(servelab-MODE.service).
+      - Default is C(run/servelab) below O(prefix).
     type: path
-    default: /run/servelab
+extends_documentation_fragment: servelab.sglang.supervisor
 author:
   - The Servelab developers
 attributes:
@@ -75,7 +77,9 @@ holders:
     start_time: {description: Start in clock ticks since boot., type: int}
     since: {description: Start as UTC time., type: str}
     vmid: {description: "Guest it belongs to, from its cgroup; null when it belongs to this machine itself.", type: int}
-    unit: {description: The systemd unit it belongs to., type: str}
+    unit: {description: The unit it belongs to., type: str}
+    stop: {description: What a person types to stop that unit., type: str}
+    supervised: {description: Whether the supervisor of O(supervisor=process) says so., type: bool}
     cgroup: {description: Its cgroup., type: str}
     user: {description: Its user., type: str}
     name: {description: Its short name., type: str}
@@ -126,7 +130,8 @@ owners:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.servelab.sglang.plugins.module_utils.gpu_holders import PROTECT, scan, unit_owners
+from ansible_collections.servelab.sglang.plugins.module_utils.gpu_holders import PROTECT, attribute, scan, unit_owners
+from ansible_collections.servelab.sglang.plugins.module_utils.supervision import SUPERVISOR_OPTIONS, supervisor
 
 
 def main() -> None:
@@ -136,14 +141,19 @@ def main() -> None:
             "protect": {"type": "list", "elements": "str"},
             "unprotect": {"type": "list", "elements": "str", "default": []},
             "device_dir": {"type": "path", "default": "/dev"},
-            "owners_dir": {"type": "path", "default": "/run/servelab"},
+            "owners_dir": {"type": "path"},
+            **SUPERVISOR_OPTIONS,
         },
         supports_check_mode=True,
     )
     wanted = module.params
     protect = PROTECT if wanted["protect"] is None else wanted["protect"]
+    prefix = wanted["prefix"].rstrip("/")
+    keeper = supervisor(wanted["supervisor"], prefix)
     seen = scan(device_dir=wanted["device_dir"], view=wanted["view"], protect=protect, unprotect=wanted["unprotect"])
-    module.exit_json(changed=False, owners=unit_owners(wanted["owners_dir"], seen["holders"]), **seen)
+    attribute(seen["holders"], keeper)
+    owners = unit_owners(wanted["owners_dir"] or f"{prefix}/run/servelab", seen["holders"], keeper)
+    module.exit_json(changed=False, owners=owners, **seen)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,14 @@ module: load_probe
 short_description: One look at a running load client
 version_added: 0.1.0
 description:
-  - Reads the progress file of C(servelab load) and the state of the systemd unit that runs it, and says how it stands.
+  - Reads the progress file of C(servelab load) and the state of the unit that runs it, and says how it stands.
   - Meant to be polled by P(servelab.sglang.watch#module). It changes nothing.
 author:
   - The Servelab developers
+extends_documentation_fragment: servelab.sglang.supervisor
 options:
   unit:
-    description: Name of the systemd unit that runs the client. It may be transient and already forgotten.
+    description: Name of the unit that runs the client. It may be transient and already forgotten.
     type: str
     required: true
   progress_file:
@@ -78,14 +79,7 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.servelab.sglang.plugins.module_utils.load_progress import judge, read_progress
-
-PROPERTIES = "LoadState,ActiveState,Result,ExecMainCode,ExecMainStatus,InvocationID"
-
-
-def show(module: AnsibleModule, unit: str) -> dict[str, str]:
-    """The unit's properties."""
-    _, out, _ = module.run_command(["systemctl", "show", unit, f"--property={PROPERTIES}"], check_rc=True)
-    return dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
+from ansible_collections.servelab.sglang.plugins.module_utils.supervision import SUPERVISOR_OPTIONS, supervisor
 
 
 def main() -> None:
@@ -94,11 +88,12 @@ def main() -> None:
         argument_spec={
             "unit": {"type": "str", "required": True},
             "progress_file": {"type": "path", "required": True},
+            **SUPERVISOR_OPTIONS,
         },
         supports_check_mode=True,
     )
     # The unit first: a client that ends between the two looks has then written its last word before the second.
-    unit = show(module, module.params["unit"])
+    unit = supervisor(module.params["supervisor"], module.params["prefix"]).show(module.params["unit"])
     try:
         text = Path(module.params["progress_file"]).read_text(encoding="utf-8")
     except FileNotFoundError:

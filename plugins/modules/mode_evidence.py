@@ -11,10 +11,11 @@ short_description: See in a server's own words that its mode engaged
 version_added: 0.1.0
 description:
   - Reads the log of the unit's running start and the server's settings, looks which variables reached the processes
-    that compute, and holds it all against the probe of the mode in C(/etc/servelab/modes/). SGLang goes on with NCCL
-    when another way fails, and says so only in its log.
+    that compute, and holds it all against the probe of the mode in C(etc/servelab/modes/) below
+    O(prefix). SGLang goes on with NCCL when another way fails, and says so only in its log.
   - Fails when the mode did not engage.
 author: Servelab contributors (@servelab)
+extends_documentation_fragment: servelab.sglang.supervisor
 options:
   mode:
     description: Name of the mode.
@@ -90,41 +91,38 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.servelab.sglang.plugins.module_utils.modes_evidence import judge
 from ansible_collections.servelab.sglang.plugins.module_utils.readiness_http import ask
+from ansible_collections.servelab.sglang.plugins.module_utils.supervision import (
+    SUPERVISOR_OPTIONS,
+    Supervisor,
+    supervisor,
+)
 
-MODES = Path("/etc/servelab/modes")
+MODES = "etc/servelab/modes"
 
 
-def start_log(module: AnsibleModule, unit: str) -> str:
+def start_log(module: AnsibleModule, keeper: Supervisor, unit: str) -> str:
     """What the unit's running start wrote, from its first line."""
-    show = ["systemctl", "show", unit, "--property=InvocationID", "--value"]
-    _, invocation, _ = module.run_command(show, check_rc=True)
-    if not invocation.strip():
+    invocation = keeper.show(unit).get("InvocationID", "")
+    if not invocation:
         module.fail_json(msg=f"{unit} does not run, so nothing can be seen of its mode.")
-    # --all: a progress bar's carriage returns would otherwise turn the line into "[blob data]".
-    command = ["journalctl", f"_SYSTEMD_INVOCATION_ID={invocation.strip()}", "--all", "--output=cat", "--no-pager"]
-    _, out, _ = module.run_command([*command, "--quiet"], errors="replace")
-    return str(out)
+    return keeper.log(invocation)
 
 
-def schedulers(module: AnsibleModule, unit: str) -> dict[int, dict[str, str] | None]:
+def schedulers(pids: set[int]) -> dict[int, dict[str, str] | None]:
     """The environment of each scheduler of the unit as its process was started, None where it cannot be read.
 
     A process that gives itself a title writes over its environment unless E(SPT_NOENV) is set, as it is in our units.
     """
-    _, group, _ = module.run_command(["systemctl", "show", unit, "--property=ControlGroup", "--value"], check_rc=True)
     found: dict[int, dict[str, str] | None] = {}
-    if not group.strip():
-        return found
-    for file in Path("/sys/fs/cgroup", group.strip().lstrip("/")).rglob("cgroup.procs"):
-        for pid in map(int, file.read_text().split()):
-            try:
-                if not Path(f"/proc/{pid}/comm").read_text().startswith("sglang::schedul"):
-                    continue
-                raw = Path(f"/proc/{pid}/environ").read_bytes().decode("utf-8", "replace")
-            except OSError:
+    for pid in sorted(pids):
+        try:
+            if not Path(f"/proc/{pid}/comm").read_text().startswith("sglang::schedul"):
                 continue
-            pairs = [entry.partition("=") for entry in raw.split("\0") if "=" in entry]
-            found[pid] = {name: value for name, _, value in pairs} or None
+            raw = Path(f"/proc/{pid}/environ").read_bytes().decode("utf-8", "replace")
+        except OSError:
+            continue
+        pairs = [entry.partition("=") for entry in raw.split("\0") if "=" in entry]
+        found[pid] = {name: value for name, _, value in pairs} or None
     return found
 
 
@@ -146,17 +144,20 @@ def main() -> None:
             "host": {"type": "str", "default": "127.0.0.1"},
             "port": {"type": "int", "required": True},
             "timeout": {"type": "int", "default": 30},
+            **SUPERVISOR_OPTIONS,
         },
         supports_check_mode=True,
     )
     asked = module.params
-    file = MODES / f"{asked['mode']}.json"
+    file = Path(f"{asked['prefix'].rstrip('/')}/{MODES}/{asked['mode']}.json")
     try:
         mode = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         module.fail_json(msg=f"{file} cannot be read ({error}); it is written together with the mode's unit.")
     info = settings(f"http://{asked['host']}:{asked['port']}", asked["timeout"])
-    verdict = judge(mode, start_log(module, asked["unit"]), info, schedulers(module, asked["unit"]))
+    keeper = supervisor(asked["supervisor"], asked["prefix"])
+    log = start_log(module, keeper, asked["unit"])
+    verdict = judge(mode, log, info, schedulers(keeper.pids(asked["unit"])))
     result = {
         "engaged": verdict.engaged,
         "reason": verdict.reason,

@@ -13,6 +13,7 @@ description:
   - With O(stamp) writes a new proof.
 author:
   - The Servelab developers
+extends_documentation_fragment: servelab.sglang.supervisor
 options:
   mode:
     description: Name of the mode.
@@ -66,6 +67,7 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.servelab.sglang.plugins.module_utils.modes_proof import SCHEMA, fingerprint
+from ansible_collections.servelab.sglang.plugins.module_utils.supervision import SUPERVISOR_OPTIONS, supervisor
 
 
 def main() -> None:
@@ -76,17 +78,20 @@ def main() -> None:
             "stack": {"type": "path", "required": True},
             "package_dir": {"type": "str", "required": True},
             "stamp": {"type": "dict"},
+            **SUPERVISOR_OPTIONS,
         },
         supports_check_mode=True,
     )
     mode = module.params["mode"]
+    prefix = module.params["prefix"].rstrip("/")
+    unit = supervisor(module.params["supervisor"], prefix).unit_file(f"servelab-{mode}.service")
     packages = sorted(glob.glob(module.params["package_dir"]))  # noqa: PTH207 - the pattern is absolute
     now = fingerprint(
-        [Path(f"/etc/systemd/system/servelab-{mode}.service"), Path(f"/etc/servelab/modes/{mode}.json")],
+        [unit, Path(f"{prefix}/etc/servelab/modes/{mode}.json")],
         Path(module.params["stack"]),
         Path(packages[0]) if packages else None,
     )
-    path = Path(f"/var/lib/servelab/proofs/{mode}.json")
+    path = Path(f"{prefix}/var/lib/servelab/proofs/{mode}.json")
     try:
         proved = json.loads(path.read_text()).get("fingerprint") == now
     except (OSError, ValueError):

@@ -13,15 +13,14 @@ description:
   - Changes nothing.
 author:
   - The Servelab developers
+extends_documentation_fragment: servelab.sglang.supervisor
 options:
   modes_dir:
-    description: Directory of the rendered modes.
+    description: Directory of the rendered modes. Default is C(etc/servelab/modes) below O(prefix).
     type: path
-    default: /etc/servelab/modes
   owners_dir:
-    description: Directory of the notes about who started a unit.
+    description: Directory of the notes about who started a unit. Default is C(run/servelab) below O(prefix).
     type: path
-    default: /run/servelab
 attributes:
   check_mode:
     support: full
@@ -71,6 +70,7 @@ measuring:
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.servelab.sglang.plugins.module_utils.supervision import SUPERVISOR_OPTIONS, supervisor
 
 OURS = ("bench", "prove")
 CLIENTS = "servelab-load-*.service"
@@ -80,29 +80,30 @@ def main() -> None:
     """Entry point of the module."""
     module = AnsibleModule(
         argument_spec={
-            "modes_dir": {"type": "path", "default": "/etc/servelab/modes"},
-            "owners_dir": {"type": "path", "default": "/run/servelab"},
+            "modes_dir": {"type": "path"},
+            "owners_dir": {"type": "path"},
+            **SUPERVISOR_OPTIONS,
         },
         supports_check_mode=True,
     )
+    prefix = module.params["prefix"].rstrip("/")
+    keeper = supervisor(module.params["supervisor"], prefix)
+    modes = Path(module.params["modes_dir"] or f"{prefix}/etc/servelab/modes")
+    notes = Path(module.params["owners_dir"] or f"{prefix}/run/servelab")
     units = []
-    for path in sorted(Path(module.params["modes_dir"]).glob("*.json")):
+    for path in sorted(modes.glob("*.json")):
         unit = f"servelab-{path.stem}.service"
-        _, out, _ = module.run_command(["systemctl", "show", unit, "--property=ActiveState", "--value"])
-        note = Path(module.params["owners_dir"]) / f"{path.stem}.owner"
+        note = notes / f"{path.stem}.owner"
         units.append(
             {
                 "mode": path.stem,
                 "unit": unit,
-                "running": out.strip() not in ("inactive", "failed", ""),
+                "running": keeper.show(unit).get("ActiveState", "") not in ("inactive", "failed", ""),
                 "owner": note.read_text().strip() or None if note.is_file() else None,
             }
         )
     in_use = [unit["unit"] for unit in units if unit["running"] and unit["owner"] not in OURS]
-    command = ["systemctl", "list-units", "--plain", "--no-legend", "--state=active,activating", CLIENTS]
-    _, out, _ = module.run_command(command)
-    measuring = [line.split()[0] for line in out.splitlines() if line.strip()]
-    module.exit_json(changed=False, units=units, in_use=in_use, measuring=measuring)
+    module.exit_json(changed=False, units=units, in_use=in_use, measuring=keeper.running(CLIENTS))
 
 
 if __name__ == "__main__":

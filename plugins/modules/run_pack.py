@@ -13,6 +13,7 @@ description:
     of all text, writes C(SHA256SUMS) and an archive.
 author:
   - The Servelab developers
+extends_documentation_fragment: servelab.sglang.supervisor
 options:
   dir:
     description: Directory of the run. Its name is the run's id.
@@ -31,7 +32,7 @@ options:
     type: str
     required: true
   invocation_id:
-    description: systemd's id of the start whose log belongs to the run. Empty when nothing was started.
+    description: The supervisor's id of the start whose log belongs to the run. Empty when nothing was started.
     type: str
     default: ""
   stack:
@@ -97,6 +98,7 @@ from ansible_collections.servelab.sglang.plugins.module_utils.run_files import (
     simulated_of,
     write_sums,
 )
+from ansible_collections.servelab.sglang.plugins.module_utils.supervision import SUPERVISOR_OPTIONS, supervisor
 
 
 def text_of(path: str) -> str | None:
@@ -141,6 +143,7 @@ def main() -> None:
             "invocation_id": {"type": "str", "default": ""},
             "stack": {"type": "path", "default": "/opt/servelab/stack"},
             "client_log": {"type": "path"},
+            **SUPERVISOR_OPTIONS,
         }
     )
     asked = module.params
@@ -149,12 +152,11 @@ def main() -> None:
     # The client's progress is news, not a result.
     (directory / "progress.json").unlink(missing_ok=True)
 
-    log = ""
-    if asked["invocation_id"]:
-        command = ["journalctl", f"_SYSTEMD_INVOCATION_ID={asked['invocation_id']}", "--all", "--no-pager", "--quiet"]
-        _, log, _ = module.run_command([*command, "--output=short-iso-precise"], errors="replace")
+    prefix = asked["prefix"].rstrip("/")
+    keeper = supervisor(asked["supervisor"], prefix)
+    log = keeper.log(asked["invocation_id"], stamped=True)
     (directory / "server.log").write_text(redact(log))
-    unit = text_of(f"/etc/systemd/system/servelab-{mode}.service") or ""
+    unit = text_of(str(keeper.unit_file(f"servelab-{mode}.service"))) or ""
     (directory / "unit.service").write_text(redact(unit) + "\n")
     said = text_of(asked["client_log"]) if asked["client_log"] else None
     if said:
@@ -171,8 +173,9 @@ def main() -> None:
         "schema": "servelab.provenance/1",
         **asked["provenance"],
         "guest": machine(asked["stack"]),
-        "mode": json_of(Path(f"/etc/servelab/modes/{mode}.json")),
+        "mode": json_of(Path(f"{prefix}/etc/servelab/modes/{mode}.json")),
         "unit": unit,
+        "supervisor": asked["supervisor"],
     }
     for name, content in (("run.json", run), ("provenance.json", provenance)):
         (directory / name).write_text(json.dumps(redact_value(content), indent=2, ensure_ascii=False) + "\n")

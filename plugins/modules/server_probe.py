@@ -16,9 +16,10 @@ description:
   - Meant to be polled by P(servelab.sglang.watch#module). It changes nothing.
 author:
   - The Servelab developers
+extends_documentation_fragment: servelab.sglang.supervisor
 options:
   unit:
-    description: Name of the systemd unit that runs the server.
+    description: Name of the unit that runs the server.
     type: str
     required: true
   host:
@@ -117,7 +118,7 @@ models:
   type: list
   elements: str
 invocation_id:
-  description: systemd's id of this start; the journal is found by it.
+  description: The supervisor's id of this start; its log is found by it.
   returned: always
   type: str
 """
@@ -130,41 +131,22 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.servelab.sglang.plugins.module_utils.readiness import Look, judge
 from ansible_collections.servelab.sglang.plugins.module_utils.readiness_diagnosis import Exit
 from ansible_collections.servelab.sglang.plugins.module_utils.readiness_http import ask, complete, long_prompt
-
-PROPERTIES = (
-    "LoadState",
-    "ActiveState",
-    "NRestarts",
-    "InvocationID",
-    "ControlGroup",
-    "Result",
-    "ExecMainCode",
-    "ExecMainStatus",
-    "ExecMainStartTimestampMonotonic",
-    "InactiveExitTimestampMonotonic",
+from ansible_collections.servelab.sglang.plugins.module_utils.supervision import (
+    SUPERVISOR_OPTIONS,
+    Supervisor,
+    supervisor,
 )
+
 CODES = {"1": "exited", "2": "killed", "3": "dumped"}
 LISTEN = "0A"
 
 
-def show(module: AnsibleModule, unit: str) -> dict[str, str]:
+def show(module: AnsibleModule, keeper: Supervisor, unit: str) -> dict[str, str]:
     """The unit's properties. Fails for a unit that does not exist."""
-    command = ["systemctl", "show", unit, f"--property={','.join(PROPERTIES)}"]
-    _, out, _ = module.run_command(command, check_rc=True)
-    found = dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
+    found = keeper.show(unit)
     if found.get("LoadState") == "not-found":
         module.fail_json(msg=f"There is no unit {unit} on this machine; site.yml renders the units of the modes.")
     return found
-
-
-def journal(module: AnsibleModule, invocation: str) -> str:
-    """What this start wrote, from its first line."""
-    if not invocation:
-        return ""
-    # --all: a progress bar's carriage returns would otherwise turn the line into "[blob data]".
-    command = ["journalctl", f"_SYSTEMD_INVOCATION_ID={invocation}", "--all", "--output=cat", "--no-pager", "--quiet"]
-    _, out, _ = module.run_command(command, errors="replace")
-    return out
 
 
 def kernel_since(microseconds: int) -> str:
@@ -188,20 +170,6 @@ def kernel_since(microseconds: int) -> str:
     finally:
         os.close(kernel)
     return "\n".join(lines)
-
-
-def cgroup_pids(group: str) -> set[int]:
-    """The processes of a control group and of all below it."""
-    if not group or group == "/":
-        return set()
-    pids: set[int] = set()
-    for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd"):
-        for path in Path(root + group).rglob("cgroup.procs"):
-            try:
-                pids.update(int(word) for word in path.read_text().split())
-            except OSError:
-                continue
-    return pids
 
 
 def listeners(port: int) -> set[str]:
@@ -234,12 +202,12 @@ def holds(pid: int, inodes: set[str]) -> bool:
     return False
 
 
-def port_owner(port: int, group: str) -> str | None:
+def port_owner(port: int, ours: set[int]) -> str | None:
     """None, "ours", or a description of the process that listens instead of us."""
     inodes = listeners(port)
     if not inodes:
         return None
-    if any(holds(pid, inodes) for pid in cgroup_pids(group)):
+    if any(holds(pid, inodes) for pid in ours):
         return "ours"
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and holds(int(entry.name), inodes):
@@ -251,13 +219,14 @@ def port_owner(port: int, group: str) -> str | None:
 def take_a_look(module: AnsibleModule) -> tuple[Look, str]:
     """Climb the ladder as far as it goes, then look at the ground again: the last state wins."""
     asked = module.params
-    unit = show(module, asked["unit"])
+    keeper = supervisor(asked["supervisor"], asked["prefix"])
+    unit = show(module, keeper, asked["unit"])
     invocation = unit.get("InvocationID", "")
     url = f"http://{asked['host']}:{asked['port']}"
     look = Look(port=asked["port"], expected_model=asked["model"], short_tokens=asked["completion_tokens"])
 
     def ground() -> None:
-        now = show(module, asked["unit"])
+        now = show(module, keeper, asked["unit"])
         begun = int(now.get("ExecMainStartTimestampMonotonic") or 0)
         look.active = now["ActiveState"]
         look.restarts = int(now.get("NRestarts") or 0)
@@ -275,9 +244,9 @@ def take_a_look(module: AnsibleModule) -> tuple[Look, str]:
             ),
         )
         look.elapsed = max(0.0, time.clock_gettime(time.CLOCK_MONOTONIC) - begun / 1e6) if begun else 0.0
-        look.log = journal(module, invocation)
+        look.log = keeper.log(invocation)
         look.kernel = kernel_since(begun) if begun and look.active in ("failed", "inactive") else ""
-        look.owner = port_owner(asked["port"], now.get("ControlGroup", "")) if look.active == "active" else None
+        look.owner = port_owner(asked["port"], keeper.pids(asked["unit"])) if look.active == "active" else None
 
     ground()
     if look.owner == "ours":
@@ -310,6 +279,7 @@ def main() -> None:
             "request_timeout": {"type": "int", "default": 120},
             "completion_tokens": {"type": "int", "default": 8},
             "prompt_words": {"type": "int", "default": 1500},
+            **SUPERVISOR_OPTIONS,
         },
         supports_check_mode=True,
     )

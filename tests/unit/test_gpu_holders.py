@@ -332,11 +332,11 @@ def test_owners_of_units(tmp_path):
 
 @pytest.mark.parametrize(
     ("systemd_says", "owner"),
-    [("inactive", "stopped"), ("failed", "stopped"), ("unknown", "stopped"), ("active", None)],
+    [("inactive", "stopped"), ("failed", "stopped"), ("active", None), ("activating", None)],
 )
 def test_what_survives_a_unit_that_is_not_running_is_told(tmp_path, monkeypatch, systemd_says, owner):
     systemctl = tmp_path / "systemctl"
-    systemctl.write_text(f"#!/bin/sh\necho {systemd_says}\n[ {systemd_says} = active ]\n")
+    systemctl.write_text(f"#!/bin/sh\necho LoadState=loaded\necho ActiveState={systemd_says}\n")
     systemctl.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     (tmp_path / "eagle3.owner").write_text("serve\n")

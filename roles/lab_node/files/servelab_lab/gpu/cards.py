@@ -17,7 +17,9 @@ MEMORY_IDLE_MIB = 4
 CARDS = 8
 # Every simulated node is /dev/full under another name: it can be opened and held without a kernel driver.
 NODE_RDEV = os.makedev(1, 7)
-SOCKET = "/run/servelab-gpu/driver.sock"
+# Both are elsewhere where there are no containers and nobody may make device nodes (nodes.py, lay_terminals).
+SOCKET = os.environ.get("SERVELAB_GPU_SOCKET", "/run/servelab-gpu/driver.sock")
+DEV = os.environ.get("SERVELAB_GPU_DEV", "/dev")
 
 _BUSES = (0x01, 0x21, 0x41, 0x61, 0x81, 0xA1, 0xC1, 0xE1)
 _SOCKET_CPUS = ("0-31,64-95", "32-63,96-127")

@@ -24,18 +24,18 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
+from .cards import DEV
+
 
 class Claim:
     """One held card. `card` is the number in /dev/nvidia<card>, `mib` the memory in MiB (None: a bare context)."""
 
-    def __init__(
-        self, card: int, mib: int | None = None, *, dev: Path = Path("/dev"), inheritable: bool = False
-    ) -> None:
+    def __init__(self, card: int, mib: int | None = None, *, dev: Path = Path(DEV), inheritable: bool = False) -> None:
         self.card = card
         self.mib: int | None = None
         self._inheritable = inheritable
         self._memory: int | None = None
-        self._node: int | None = os.open(dev / f"nvidia{card}", os.O_RDWR | os.O_CLOEXEC)
+        self._node: int | None = os.open(dev / f"nvidia{card}", os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY)
         os.set_inheritable(self._node, inheritable)
         if mib is not None:
             self.resize(mib)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .cards import DRIVER_VERSION, MEMORY_IDLE_MIB, Card
+from .cards import DEV, DRIVER_VERSION, MEMORY_IDLE_MIB, Card
 from .scan import Holder
 
 NO_DRIVER = (
@@ -76,7 +76,7 @@ def _ask(path: Path) -> dict[str, Any]:
 def _may_open(node: Path) -> bool:
     """Whether the node is there and opens. Mode and device filter refuse differently, and NVML tells them apart."""
     try:
-        os.close(os.open(node, os.O_RDWR | os.O_CLOEXEC))
+        os.close(os.open(node, os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY))
     except OSError as error:
         if error.errno == errno.EACCES:
             raise DriverError("Failed to initialize NVML: Insufficient Permissions\n", 4) from None
@@ -86,7 +86,7 @@ def _may_open(node: Path) -> bool:
     return True
 
 
-def look(sock: Path, dev: Path = Path("/dev"), proc: Path = Path("/proc")) -> State:
+def look(sock: Path, dev: Path = Path(DEV), proc: Path = Path("/proc")) -> State:
     """The cards of this machine and who uses them. Raises DriverError with the real tool's sentence and exit status."""
     said = _ask(sock)
     if not _may_open(dev / "nvidiactl"):

@@ -20,18 +20,20 @@ It is read at every question, the nodes at start, as at a boot; without it all i
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import socketserver
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from .cards import CARDS, CUDA_VERSION, DRIVER_VERSION, SOCKET, cards
-from .nodes import lay
+from .nodes import lay, lay_terminals
 from .scan import holders
 
 FAULTS = "/srv/servelab-lab/faults.json"
@@ -55,7 +57,13 @@ def faults(path: Path) -> dict[str, Any]:
     return gpu if isinstance(gpu, dict) else {}
 
 
-def answer(count: int, proc: Path, gpu_faults: dict[str, Any], machine: str = "") -> dict[str, Any]:
+def answer(
+    count: int,
+    proc: Path,
+    gpu_faults: dict[str, Any],
+    machine: str = "",
+    numbers: Mapping[tuple[int, int], int] | None = None,
+) -> dict[str, Any]:
     """What the driver says now."""
     return {
         "driver_version": DRIVER_VERSION,
@@ -64,18 +72,30 @@ def answer(count: int, proc: Path, gpu_faults: dict[str, Any], machine: str = ""
         "pid_namespace": os.readlink(proc / "self/ns/pid"),  # noqa: PTH115
         "fault": gpu_faults.get("fault"),
         "cards": [card.minor for card in cards(count)],
-        "processes": [asdict(holder) for holder in holders(proc)],
+        "processes": [asdict(holder) for holder in holders(proc, numbers)],
         "values": gpu_faults.get("values", {}),
         "lost": gpu_faults.get("lost", []),
     }
+
+
+_PR_SET_NAME = 15
 
 
 class _Server(socketserver.ThreadingUnixStreamServer):
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, path: Path, count: int, fault_file: Path, proc: Path, machine: str = "") -> None:
+    def __init__(
+        self,
+        path: Path,
+        count: int,
+        fault_file: Path,
+        proc: Path,
+        machine: str = "",
+        numbers: Mapping[tuple[int, int], int] | None = None,
+    ) -> None:
         self.count, self.fault_file, self.proc, self.machine = count, fault_file, proc, machine
+        self.numbers = numbers
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         super().__init__(str(path), _Handler)
@@ -93,7 +113,7 @@ class _Handler(socketserver.BaseRequestHandler):
             return
         if gpu_faults.get("fault") == "no_driver":
             return
-        said = answer(self.server.count, self.server.proc, gpu_faults, self.server.machine)
+        said = answer(self.server.count, self.server.proc, gpu_faults, self.server.machine, self.server.numbers)
         self.request.sendall(json.dumps(said).encode())
 
 
@@ -127,7 +147,18 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--cards", type=int, default=CARDS, metavar="N", help=f"0 to {CARDS} (default {CARDS})")
     parser.add_argument("--faults", type=Path, default=Path(FAULTS))
     parser.add_argument("--only-answer", action="store_true", help="make no nodes and mount nothing")
+    parser.add_argument(
+        "--terminals",
+        type=Path,
+        metavar="DIR",
+        help="where nobody may make device nodes: pseudo-terminals under their names in DIR",
+    )
     options = parser.parse_args(argv)
+    if options.terminals:
+        # The name by which gpu_clean is told to leave it alone: it holds every card, as a driver does.
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, b"gpu-driver")
+        numbers = lay_terminals(options.cards, options.terminals)
+        _Server(options.socket, options.cards, options.faults, Path("/proc"), "", numbers).serve_forever()
     if not options.only_answer:
         lay(options.cards, Path("/dev"), faults(options.faults).get("nodes", {}))
         make_proc_entry(Path("/proc"), Path("/run/servelab-proc"))

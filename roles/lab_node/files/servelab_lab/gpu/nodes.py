@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,26 @@ MISSING, MOVED, FILE = "missing", "moved", "file"
 # A driver's dynamic major is another one after a boot. /dev/autofs can be opened without any effect and, unlike
 # /dev/null and its kin, by no container that is not allowed to. The last resort, /dev/urandom, has another minor only.
 _OTHER_NUMBERS = (os.makedev(10, 235), os.makedev(1, 9))
+
+
+def lay_terminals(count: int, dev: Path) -> dict[tuple[int, int], int]:
+    """Nodes for who may not make any: pseudo-terminals that this process holds. (File system, device number) → card.
+
+    The names are links to this process's descriptors, so that they lead nowhere when it is gone, and never to a
+    terminal that somebody else got meanwhile.
+    """
+    dev.mkdir(parents=True, exist_ok=True)
+    numbers: dict[tuple[int, int], int] = {}
+    for name in [f"nvidia{card.minor}" for card in cards(count)] + list(HELPER_NODES):
+        _master, slave = os.openpty()
+        half = dev / f".{name}.half"
+        half.unlink(missing_ok=True)
+        half.symlink_to(f"/proc/{os.getpid()}/fd/{slave}")
+        half.replace(dev / name)
+        if found := re.fullmatch(r"nvidia(\d+)", name):
+            status = os.fstat(slave)
+            numbers[status.st_dev, status.st_rdev] = int(found[1])
+    return numbers
 
 
 def _opens(dev: Path, number: int) -> bool:

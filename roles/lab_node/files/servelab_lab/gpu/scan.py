@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +36,7 @@ class _Process:
     memory: dict[tuple[int, int], tuple[int, int]]
 
 
-def _look(pid: int, proc: Path) -> _Process:
+def _look(pid: int, proc: Path, numbers: Mapping[tuple[int, int], int]) -> _Process:
     found = _Process(pid, set(), {})
     directory = proc / str(pid) / "fd"
     for fd in os.listdir(directory):  # noqa: PTH208 - thousands of fds; a Path each would triple the cost
@@ -46,6 +46,11 @@ def _look(pid: int, proc: Path) -> _Process:
             if node := _NODE.search(target):
                 if os.stat(path).st_rdev == NODE_RDEV:  # noqa: PTH116
                     found.cards.add(int(node[1]))
+            elif numbers and target.startswith("/dev/pts/"):
+                status = os.stat(path)  # noqa: PTH116
+                # Every container has terminals of the same numbers, in a file system of its own.
+                if (card := numbers.get((status.st_dev, status.st_rdev))) is not None:
+                    found.cards.add(card)
             elif memory := _MEMORY.match(target):
                 status = os.stat(path)  # noqa: PTH116
                 found.memory[status.st_dev, status.st_ino] = (int(memory[1]), int(memory[2]))
@@ -66,18 +71,23 @@ def _name(pid: int, proc: Path) -> str:
     return _text(proc / str(pid) / "cmdline").split("\0")[0] or _text(proc / str(pid) / "comm").strip()
 
 
-def _processes(proc: Path) -> Iterator[_Process]:
+def _processes(proc: Path, numbers: Mapping[tuple[int, int], int]) -> Iterator[_Process]:
     for pid in sorted(int(entry) for entry in os.listdir(proc) if entry.isdigit()):  # noqa: PTH208
         try:
-            found = _look(pid, proc)
+            found = _look(pid, proc, numbers)
         except OSError:
             continue  # gone, or not ours to look at
-        if found.cards and _text(proc / str(pid) / "comm").strip() not in _LOOKERS:
+        # Who plays the terminals holds them all.
+        if (
+            found.cards
+            and not (numbers and pid == os.getpid())
+            and _text(proc / str(pid) / "comm").strip() not in _LOOKERS
+        ):
             yield found
 
 
-def holders(proc: Path = Path("/proc")) -> list[Holder]:
-    """Everyone on a card, by pid and card.
+def holders(proc: Path = Path("/proc"), numbers: Mapping[tuple[int, int], int] | None = None) -> list[Holder]:
+    """Everyone on a card, by pid and card. `numbers` says which card a pseudo-terminal plays (nodes.lay_terminals).
 
     A card counts as held when its node is open. Memory is that of the memfds named servelab-gpu<card>-<MiB>, and
     512 MiB for who has none. A forked child shares its parent's memfds: it holds the node (fuser lists it) but has no
@@ -85,7 +95,7 @@ def holders(proc: Path = Path("/proc")) -> list[Holder]:
     """
     result: list[Holder] = []
     counted: set[tuple[int, int]] = set()
-    for process in _processes(proc):
+    for process in _processes(proc, numbers or {}):
         name = _name(process.pid, proc)
         for card in sorted(process.cards):
             mine = {key: mib for key, (number, mib) in process.memory.items() if number == card}
