@@ -95,7 +95,8 @@ def _listed(directory: str) -> list[str]:
         return []
 
 
-def _pids(proc: str) -> list[int]:
+def pids(proc: str = "/proc") -> list[int]:
+    """Every process of this machine that can be seen."""
     return sorted(int(entry) for entry in os.listdir(proc) if entry.isdigit())
 
 
@@ -110,7 +111,7 @@ def _used(proc: str, wanted: set[tuple[int, int]]) -> _Used:
     """Who of the living has the wanted inodes."""
     used, networks = _Used(), set()
     by_number = {f"{os.major(device):02x}:{os.minor(device):02x} {inode}": (device, inode) for device, inode in wanted}
-    for pid in _pids(proc):
+    for pid in pids(proc):
         base = f"{proc}/{pid}"
         try:
             for descriptor in os.listdir(f"{base}/fd"):
@@ -186,27 +187,32 @@ def survivors(
     proc: str = "/proc",
     protect: Iterable[str] = PROTECT,
     unprotect: Iterable[str] = (),
+    known: Mapping[int, str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Processes in the cgroups of units that nobody uses, GPU or not, in the form of a holder (without devices).
+    """Processes of units that nobody uses, GPU or not, in the form of a holder (without devices).
+
+    `known`: the units that a supervisor other than systemd knows, by pid; else the cgroup tells.
 
     A launcher that survived holds no card, but the port of the next server.
     """
     units = set(disposable_units(owners))
     if not units:
         return []
-    protect, unprotect = list(protect), list(unprotect)
+    protect, unprotect, known = list(protect), list(unprotect), known or {}
     own, found = ancestors(os.getpid(), proc), []
-    for pid in _pids(proc):
+    for pid in pids(proc):
         try:
             with open(f"{proc}/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
                 cgroup = cgroup_of(file.read())
         except OSError:
             continue
-        if unit_of(cgroup) not in units:
+        unit = known.get(pid) or unit_of(cgroup)
+        if unit not in units:
             continue
         process = describe(pid, proc, set())
         if process is None or process["state"] == "Z":
             continue
+        process |= {"unit": unit, "supervised": pid in known}
         process["protected"] = protection(process, names_of(pid, proc, process), own, protect, unprotect)
         if process["protected"] is None and is_disposable(process, owners):
             found.append(process)
@@ -238,7 +244,7 @@ def listeners(ports: Iterable[int], proc: str = "/proc") -> list[dict[str, Any]]
         return []
     found: list[dict[str, Any]] = []
     seen: set[int] = set()
-    for pid in _pids(proc):
+    for pid in pids(proc):
         for descriptor in _listed(f"{proc}/{pid}/fd"):
             try:
                 target = os.readlink(f"{proc}/{pid}/fd/{descriptor}")

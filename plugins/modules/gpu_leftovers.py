@@ -17,6 +17,7 @@ description:
     deleted.
   - Also reports processes without a GPU that survived a server nobody uses, and who listens on given ports. Signals
     nobody.
+extends_documentation_fragment: servelab.sglang.supervisor
 options:
   owners:
     description: Who started which unit, as RV(servelab.sglang.gpu_holders#module:owners) has it.
@@ -102,9 +103,11 @@ from ansible_collections.servelab.sglang.plugins.module_utils.gpu_leftovers impo
     JIT_LOCKS,
     find,
     listeners,
+    pids,
     remove,
     survivors,
 )
+from ansible_collections.servelab.sglang.plugins.module_utils.supervision import SUPERVISOR_OPTIONS, supervisor
 
 
 def main() -> None:
@@ -119,10 +122,12 @@ def main() -> None:
             "shm_dir": {"type": "path", "default": "/dev/shm"},
             "tmp_dir": {"type": "path", "default": "/tmp"},
             "jit_locks": {"type": "list", "elements": "path"},
+            **SUPERVISOR_OPTIONS,
         },
         supports_check_mode=True,
     )
     wanted = module.params
+    known = supervisor(wanted["supervisor"], wanted["prefix"]).units_of(pids()) if wanted["owners"] else {}
     protect = PROTECT if wanted["protect"] is None else wanted["protect"]
     locks = JIT_LOCKS if wanted["jit_locks"] is None else wanted["jit_locks"]
     found = find(wanted["shm_dir"], wanted["tmp_dir"], locks, min_age=wanted["min_age"])
@@ -131,7 +136,7 @@ def main() -> None:
         changed=bool(gone),
         removed=[one.as_dict() for one in gone],
         kept=[one.as_dict() for one in found if one.kept],
-        survivors=survivors(wanted["owners"], protect=protect, unprotect=wanted["unprotect"]),
+        survivors=survivors(wanted["owners"], protect=protect, unprotect=wanted["unprotect"], known=known),
         listeners=listeners(wanted["ports"]),
     )
 
