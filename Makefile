@@ -57,6 +57,9 @@ readme: venv ## write the variables' tables of the roles' READMEs
 # With ROLE=name only that role's scenario; with KEEP=1 the lab of the tests stays up for the next time.
 test: preflight venv $(if $(ROLE),,lint unit) molecule ## test it: all that CI runs; ROLE=name: one role; KEEP=1: keep the lab
 
+bench-holders: venv ## how long it takes to find who holds the GPUs, beside fuser and lsof (root, a C compiler)
+	python bench/holders.py
+
 lint: venv ## style and types
 	ruff check .
 	ruff format --check .

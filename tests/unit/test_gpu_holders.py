@@ -13,6 +13,7 @@ import pytest
 import yaml
 from conftest import CARDS, NODES
 
+from servelab.shared import gpu_holders
 from servelab.shared.gpu_holders import (
     PROTECT,
     ancestors,
@@ -364,3 +365,21 @@ def test_a_scan_of_thousands_of_descriptors_takes_no_time(real_numbers):
     started = time.perf_counter()
     assert scan(str(device_dir), str(proc), "node")["holders"] == []
     assert time.perf_counter() - started < 0.5
+
+
+def test_many_processes_are_shared_out_and_nobody_is_lost(real_numbers, monkeypatch):
+    device_dir, proc = real_numbers
+    for pid in range(100, 140):
+        make_proc(proc, pid, "Name:\tx\n", "0::/\n", [device_dir / "nvidia1"] if pid % 7 == 0 else ["socket:[1]"])
+    (proc / "120" / "fd").rename(proc / "120" / "was")
+    (proc / "120" / "fd").symlink_to("fd")  # ELOOP: may not be looked at
+    monkeypatch.setattr(gpu_holders, "SHARE", 4)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(5)))
+    here, look = os.getpid(), gpu_holders._look_at
+    # A worker that cannot answer: whoever started it looks itself.
+    broken = lambda *given: look(*given) if os.getpid() == here else os._exit(9)  # noqa: E731
+    for how in (look, broken):
+        monkeypatch.setattr(gpu_holders, "_look_at", how)
+        seen = scan(str(device_dir), str(proc), "node")
+        assert [holder["pid"] for holder in seen["holders"]] == [105, 112, 119, 126, 133]
+        assert [one["pid"] for one in seen["unreadable"]] == [120]

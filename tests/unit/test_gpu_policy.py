@@ -230,6 +230,41 @@ def test_memory_without_a_holder_names_who_may_use_it():
     assert why_not_clean(plan(view("guest")), {"guest": FULL})[1].startswith("nobody holds the GPUs, so the driver")
 
 
+def test_what_ails_a_card_is_said_only_where_something_is_wrong():
+    ailments = {
+        "xids": [{"bus_id": "0000:c1:00", "cause": "Xid 79: lost", "text": "GPU has fallen", "remedy": "reboot"}],
+        "memory_errors": [{"bus_id": "41:00", "cause": "3 errors", "remedy": "reset"}],
+        "zombies": [{"pid": 9, "name": "sglang", "ppid": 7, "parent": "bash"}],
+        "log_readable": False,
+    }
+    nobody = plan(view("guest"))
+    assert why_not_clean(nobody, {"guest": CLEAN}, ailments=ailments) == []
+    reasons = why_not_clean(nobody, {"guest": FULL}, ailments=ailments)
+    assert "gpu_clean_reset_ok=true" in reasons[1]
+    assert reasons[2:] == [
+        "GPU at 0000:c1:00: Xid 79: lost (GPU has fallen): reboot",
+        "GPU at 41:00: 3 errors: reset",
+        "PID 9 (sglang) is dead, and its parent PID 7 (bash) lives and does not collect it: stop the parent",
+        "the kernel's log could not be read, so whether the driver reported Xid is unknown",
+    ]
+
+
+def test_one_that_is_started_again_is_a_reason_of_its_own():
+    again = holder(20, command="ollama runner", unit="ollama.service", parent={"pid": 1, "name": "systemd"})
+    released = [{"pid": 10, "command": "ollama runner", "outcome": "killed"}]
+    reasons = why_not_clean(plan(view("guest", again), force=True), {"guest": CLEAN}, released)
+    assert (
+        reasons[0] == "1 process(es) hold the GPUs" and "started again: `systemctl stop ollama.service`" in reasons[1]
+    )
+
+
+def test_the_mps_daemon_has_its_own_remedy():
+    daemon = holder(30, name="nvidia-cuda-mps", user="jane")
+    (refused,) = plan(view("guest", daemon))["refuse"]
+    assert "`echo quit | nvidia-cuda-mps-control` as jane" in refused["action"]
+    assert pids(plan(view("guest", daemon), force=True)["release"]) == [30]
+
+
 def test_ranges():
     assert [gpu_ranges(gpus) for gpus in ([], [3], [0, 1, 2, 5], [7, 6])] == ["-", "3", "0-2,5", "6-7"]
 

@@ -7,12 +7,14 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from conftest import NODES
 
 from servelab.shared.gpu_holders import ancestors, scan
 from servelab.shared.gpu_release import release
+from servelab.shared.gpu_stuck import respawned
 
 needs_fuser = pytest.mark.skipif(not shutil.which("fuser"), reason="psmisc is not installed")
 # Ignores SIGTERM, as a scheduler that hangs in a kernel does. It says when it is deaf.
@@ -110,6 +112,63 @@ def test_the_protected_and_this_connection_are_refused(gpu_dir, hold):
         (listed,) = [holder for holder in holders(gpu_dir) if holder["pid"] == process.pid]
     result = release([own | {"protected": None}, listed | {"protected": "on the protect list: x"}], grace=0.2)
     assert set(outcomes(result).values()) == {"refused"} and process.poll() is None
+
+
+# In a PID namespace of its own a PID can be had again: the kernel is told which one it gave last.
+REUSE = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+from servelab.shared.gpu_holders import start_time
+from servelab.shared.gpu_release import release
+from servelab.shared.gpu_stuck import respawned
+import subprocess, time
+first = subprocess.Popen(["sleep", "60"])
+listed = {"pid": first.pid, "start_time": start_time(first.pid), "protected": None, "command": "sleep"}
+first.kill()
+first.wait()
+time.sleep(0.05)  # another clock tick
+with open("/proc/sys/kernel/ns_last_pid", "w") as file:
+    file.write(str(first.pid - 1))
+second = subprocess.Popen(["sleep", "60"])
+assert second.pid == first.pid, (second.pid, first.pid)
+(row,) = release([listed], grace=0.2)["results"]
+assert row["outcome"] == "gone before" and row["detail"] == "its PID belongs to another process now", row
+assert second.poll() is None
+second.kill()
+print("left alone")
+"""
+
+
+def test_a_pid_that_really_was_reused_is_left_alone():
+    command = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-c", REUSE, "src"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    if "unshare failed" in done.stderr or "ns_last_pid" in done.stderr:
+        pytest.skip(f"no PID namespace can be had here: {done.stderr.strip().splitlines()[-1]}")
+    assert done.stdout == "left alone\n", done.stderr
+
+
+def test_one_that_starts_itself_again_is_not_chased(gpu_dir, hold):
+    """Who was judged goes; who came after was not judged, and is found by the next look."""
+    parent = hold(0, argv=["sh", "-c", "while :; do sleep 60 & wait $!; done"])
+    deadline = time.monotonic() + 10
+    while len(listed := holders(gpu_dir)) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    (child,) = [holder for holder in listed if holder["pid"] != parent.pid]
+    result = release([child], grace=1)
+    assert outcomes(result) == {child["pid"]: "exited"}
+    while len(again := holders(gpu_dir)) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    (new,) = [holder for holder in again if holder["pid"] != parent.pid]
+    assert new["parent"]["pid"] == parent.pid and new["command"] == child["command"]
+    parent.kill()
+    parent.wait()
+    os.kill(new["pid"], 9)
+    assert respawned(again, result["results"]) == [
+        f"PID {new['pid']} is PID {child['pid']}, which was released, started again: "
+        f"stop its parent, PID {parent.pid} (sh) first"
+    ]
 
 
 def test_a_dry_run_signals_nobody(gpu_dir, hold):
