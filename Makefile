@@ -57,9 +57,6 @@ readme: venv ## write the variables' tables of the roles' READMEs
 # With ROLE=name only that role's scenario; with KEEP=1 the lab of the tests stays up for the next time.
 test: preflight venv $(if $(ROLE),,lint unit) molecule ## test it: all that CI runs; ROLE=name: one role; KEEP=1: keep the lab
 
-bench-holders: venv ## how long it takes to find who holds the GPUs, beside fuser and lsof (root, a C compiler)
-	python bench/holders.py
-
 lint: venv ## style and types
 	ruff check .
 	ruff format --check .
@@ -71,7 +68,7 @@ unit: venv ## the Python code
 	pytest
 
 # On a machine that does nothing else, with two cores: docs/performance.md. PEERS=dir: other clients' environments.
-.PHONY: bench-client
+.PHONY: bench-client bench-holders
 bench-client: venv ## how wrong and how dear the load client is, against a server with known timing
 	python bench/client.py --into docs/performance.md $(if $(PEERS),--peers $(PEERS)) $(LOADS)
 
@@ -81,3 +78,6 @@ molecule: preflight venv ## the roles and the two commands, end to end on real L
 # Downloads what is missing, one wheel after the other (about 500 MB once, of which 20 are kept). Not part of CI.
 test-patch-all: venv ## the allreduce patch on every published SGLang from 0.4.9 on; prints the matrix
 	scripts/patch_matrix.py
+
+bench-holders: venv ## how long it takes to find who holds the GPUs, beside fuser and lsof (root, a C compiler)
+	python bench/holders.py

@@ -21,6 +21,7 @@ COMMANDS = {
     "ledger": ("servelab.ledger", "write LEDGER.md: everything ever tried, with outcome and reason"),
     "campaign": ("servelab.campaign.command", "measure several modes, interleaved and repeated"),
     "lock": ("servelab.lock", "resolve SGLang's stacks into locks with hashes"),
+    "holders": ("servelab.holders", "who holds the GPUs of this machine"),
     "report": ("servelab.report", "write the report of a campaign"),
     "collectives": ("servelab.collectives.command", "measure every way to all-reduce on this machine"),
 }
