@@ -235,10 +235,10 @@ def test_the_command_writes_the_result_and_says_what_failed(tmp_path: Path, caps
                 say(event="row", bytes=43008, mode="eager", median_us=200, min_us=190, p90_us=210, samples=30)
                 say(event="end")
     """
-    python, program = worker(tmp_path, body)
+    command = " ".join(worker(tmp_path, body))
     out = tmp_path / "out"
     words = ["collectives", f"--out={out}", "--world=2", "--arms=nccl,custom_ar_unforced,custom_ar_pcie"]
-    assert main([*words, f"--python={python}", f"--worker={program}"]) == 3
+    assert main([*words, f"--worker={command}"]) == 3
     result = json.loads((out / "collectives.json").read_text())
     assert [arm["status"] for arm in result["arms"]] == ["ok", "refused", "wrong"]
     assert result["prediction"]["steps"][1]["arms"] == {"nccl": {"eager": {"us": 200, "step_ms": 24.4, "gain_ms": 0}}}

@@ -84,3 +84,32 @@ def test_no_sglang_is_told_with_the_directory(play):
     played = play(sglang_allreduce_package_dir="/nowhere/sglang")
     assert not played.ok
     assert "/nowhere/sglang" in played.said
+
+
+def test_the_drop_in_forces_every_process_of_the_stack_and_goes_again(play, guest):
+    dropin, python = f"{PACKAGE}/sitecustomize.py", "/opt/servelab/stack/bin/python"
+    said = f"{python} -c 'import os; print(os.environ.get(\"SGLANG_FORCE_CUSTOM_AR_PCIE\"))'"
+    assert not guest.file(dropin).exists
+    assert guest.check_output(said) == "None"
+    # The play has the other stack, too, which stays unpatched: there it has no effect.
+    assert play(sglang_allreduce_sitecustomize=True).changed == [
+        ("Set the variables in every process of the stack", "lab-gpu1")
+    ]
+    assert guest.check_output(said) == "1"
+    assert guest.check_output(f"SGLANG_FORCE_CUSTOM_AR_PCIE=0 {said}") == "0"
+    assert play(sglang_allreduce_sitecustomize=True).changed == []
+    assert play().changed == [("Set them in none", "lab-gpu1")]
+    assert not guest.file(dropin).exists
+
+
+def test_somebody_elses_drop_in_is_kept(play, guest):
+    dropin = f"{PACKAGE}/sitecustomize.py"
+    guest.check_output(f"echo '# mine' > {dropin}")
+    try:
+        played = play(sglang_allreduce_sitecustomize=True)
+        assert not played.ok
+        assert "is not ours and is kept" in played.said
+        assert play().changed == []
+        assert guest.file(dropin).content_string == "# mine\n"
+    finally:
+        guest.check_output(f"rm {dropin}")

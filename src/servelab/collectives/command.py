@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -39,11 +40,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--samples", type=int, default=30, help="timed samples per size and mode")
     parser.add_argument("--limit", type=float, default=300, help="seconds that one arm may take")
     parser.add_argument("--python", default=sys.executable, help="the Python that has torch (and SGLang)")
-    parser.add_argument(
-        "--worker",
-        default=str(Path(__file__).with_name("worker.py")),
-        help="the program of one rank (the lab's double)",
-    )
+    parser.add_argument("--worker", help="the command of one rank, instead of PYTHON and ours (the lab's double)")
     parser.add_argument("--cpu", action="store_true", help="over gloo, to try the program where there is no GPU")
 
 
@@ -63,7 +60,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"servelab collectives: {error}", file=sys.stderr)
         return 2
     args.out.mkdir(parents=True, exist_ok=True)
-    worker = [args.python, args.worker, f"--hidden={model.hidden}", f"--samples={args.samples}"]
+    worker = shlex.split(args.worker) if args.worker else [args.python, *_program()]
+    worker += [f"--hidden={model.hidden}", f"--samples={args.samples}"]
     worker.append("--sizes=" + ",".join(map(str, sorted({*sizes, *marked}))))
     base = dict(os.environ)
     if args.cpu:
@@ -91,6 +89,12 @@ def run(args: argparse.Namespace) -> int:
     valid = measured and all(arm["status"] in ("ok", "refused") for arm in arms)
     tell(args.out, "done" if measured else "failed", "done", _outcome(arms), valid=valid, cause=_outcome(arms))
     return 0 if valid else 3 if measured else 4
+
+
+def _program() -> list[str]:
+    """Our worker as Python is told of it: its file, or the module where the package lies in a wheel."""
+    file = Path(__file__).with_name("worker.py")
+    return [str(file)] if file.exists() else ["-m", "servelab.collectives.worker"]
 
 
 def devices(gpus: str | None, world: int | None, environ: Mapping[str, str]) -> tuple[list[int], int]:
