@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -217,6 +218,7 @@ def _says(args: argparse.Namespace, workload: Workload) -> dict[str, Any]:
         "temperature": 0,
         "seed": args.seed,
         "prompts": said,
+        "dataset_sha256": hashlib.sha256(args.dataset.read_bytes()).hexdigest() if args.dataset is not None else None,
         "prompt_form": args.prompt_form,
         "input_tokens_exact": workload.tokenizer is not None or args.token_range is not None,
         "salt": workload.salt,
