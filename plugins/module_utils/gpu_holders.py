@@ -452,10 +452,16 @@ def unit_owners(
     owners = {
         f"servelab-{path.stem}.service": _text(str(path)).strip() for path in sorted(Path(directory).glob("*.owner"))
     }
-    for unit in sorted({str(holder["unit"]) for holder in holders} - owners.keys()):
-        if _OUR_UNIT.fullmatch(unit) and not _runs(unit, keeper):
-            owners[unit] = STOPPED
-    return owners
+    return owners | stopped_units(holders, owners, keeper)
+
+
+def stopped_units(
+    processes: Iterable[dict[str, Any]], known: Iterable[str] = (), keeper: Supervisor | None = None
+) -> dict[str, str]:
+    """{unit: "stopped"} for each unit of ours that these processes are in and that does not run, but the `known`."""
+    keeper = keeper or supervisor("systemd")
+    units = sorted({str(process["unit"]) for process in processes} - set(known))
+    return {unit: STOPPED for unit in units if _OUR_UNIT.fullmatch(unit) and not _runs(unit, keeper)}
 
 
 def _runs(unit: str, keeper: Supervisor) -> bool:

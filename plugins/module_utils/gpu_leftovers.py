@@ -19,8 +19,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .gpu_holders import PROTECT, ancestors, cgroup_of, describe, names_of, protection, unit_of
-from .gpu_policy import disposable_units, is_disposable
+from .gpu_holders import PROTECT, ancestors, cgroup_of, describe, names_of, protection, stopped_units, unit_of
+from .gpu_policy import is_disposable
+from .supervision import Supervisor
 
 # Seen in /dev/shm after servers had been killed. Python's own psm_* and sem.mp-* are not here: any program may have
 # made them, and may still want them though it has them open no more.
@@ -37,6 +38,7 @@ _SOCKET = re.compile(r"tmp[a-z0-9_]{8}")
 # torch's extension builder waits for ever for a lock whose file is there: only its existence counts.
 JIT_LOCKS = ("/root/.cache/torch_extensions/*/*/lock", "/home/*/.cache/torch_extensions/*/*/lock")
 
+OUR_PREFIX = "servelab-"
 SHM, SOCKET, LOCK = "shared memory", "socket", "build lock"
 
 
@@ -188,16 +190,13 @@ def survivors(
     protect: Iterable[str] = PROTECT,
     unprotect: Iterable[str] = (),
     known: Mapping[int, str] | None = None,
+    keeper: Supervisor | None = None,
 ) -> list[dict[str, Any]]:
     """Processes of units that nobody uses, GPU or not, in the form of a holder (without devices).
 
-    `known`: the units that a supervisor other than systemd knows, by pid; else the cgroup tells.
-
-    A launcher that survived holds no card, but the port of the next server.
+    `keeper` is the supervisor, by default systemd; `known`: the units that another than systemd knows, by pid; else the
+    cgroup tells. A launcher that survived holds no card, but the port of the next server.
     """
-    units = set(disposable_units(owners))
-    if not units:
-        return []
     protect, unprotect, known = list(protect), list(unprotect), known or {}
     own, found = ancestors(os.getpid(), proc), []
     for pid in pids(proc):
@@ -207,16 +206,18 @@ def survivors(
         except OSError:
             continue
         unit = known.get(pid) or unit_of(cgroup)
-        if unit not in units:
+        if not str(unit).startswith(OUR_PREFIX):
             continue
         process = describe(pid, proc, set())
         if process is None or process["state"] == "Z":
             continue
         process |= {"unit": unit, "supervised": pid in known}
         process["protected"] = protection(process, names_of(pid, proc, process), own, protect, unprotect)
-        if process["protected"] is None and is_disposable(process, owners):
+        if process["protected"] is None:
             found.append(process)
-    return found
+    # The note about who started a unit is gone when it was stopped in order; then the supervisor is asked.
+    everyone = {**owners, **stopped_units(found, owners, keeper)}
+    return [process for process in found if is_disposable(process, everyone)]
 
 
 def _listening(text: str, ports: set[int]) -> dict[str, int]:

@@ -127,7 +127,8 @@ def main() -> None:
         supports_check_mode=True,
     )
     wanted = module.params
-    known = supervisor(wanted["supervisor"], wanted["prefix"]).units_of(pids()) if wanted["owners"] else {}
+    keeper = supervisor(wanted["supervisor"], wanted["prefix"])
+    known = keeper.units_of(pids())
     protect = PROTECT if wanted["protect"] is None else wanted["protect"]
     locks = JIT_LOCKS if wanted["jit_locks"] is None else wanted["jit_locks"]
     found = find(wanted["shm_dir"], wanted["tmp_dir"], locks, min_age=wanted["min_age"])
@@ -136,7 +137,9 @@ def main() -> None:
         changed=bool(gone),
         removed=[one.as_dict() for one in gone],
         kept=[one.as_dict() for one in found if one.kept],
-        survivors=survivors(wanted["owners"], protect=protect, unprotect=wanted["unprotect"], known=known),
+        survivors=survivors(
+            wanted["owners"], protect=protect, unprotect=wanted["unprotect"], known=known, keeper=keeper
+        ),
         listeners=listeners(wanted["ports"]),
     )
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from servelab.shared.gpu_leftovers import find, listeners, remove, survivors
+from servelab.shared.supervision import Systemd
 
 # A PID that no machine gives: above the largest pid_max.
 DEAD = 4194305
@@ -162,6 +163,17 @@ def make_process(proc: Path, pid: int, cgroup: str, state: str = "S", name: str 
     (base / "cmdline").write_bytes(name.encode())
 
 
+class Keeper(Systemd):
+    """A supervisor by whom everything runs but these units."""
+
+    def __init__(self, *stopped: str) -> None:
+        super().__init__()
+        self.stopped = stopped
+
+    def show(self, unit: str) -> dict[str, str]:
+        return {"ActiveState": "inactive" if unit in self.stopped else "active"}
+
+
 def test_survivors_are_those_of_units_that_nobody_uses(tmp_path):
     ours, used = "/servelab.slice/servelab-left.service", "/servelab.slice/servelab-eagle3.service"
     make_process(tmp_path, 10, ours)
@@ -172,7 +184,9 @@ def test_survivors_are_those_of_units_that_nobody_uses(tmp_path):
     make_process(tmp_path, 15, "/user.slice/user-0.slice/servelab.slice/servelab-left.service")
     owners = {"servelab-left.service": "stopped", "servelab-eagle3.service": "serve"}
     assert [one["pid"] for one in survivors(owners, str(tmp_path))] == [10]
-    assert survivors({}, str(tmp_path)) == []
+    # Without a note the supervisor is asked.
+    assert [one["pid"] for one in survivors({}, str(tmp_path), keeper=Keeper("servelab-left.service"))] == [10]
+    assert survivors({}, str(tmp_path), keeper=Keeper()) == []
     assert [one["pid"] for one in survivors(owners, str(tmp_path), unprotect=["nvidia-smi"])] == [10, 12]
 
 

@@ -24,6 +24,7 @@ _HELP = f"""NVIDIA System Management Interface -- v{DRIVER_VERSION} (simulated b
 nvidia-smi [-L | -q] [-i ID[,ID...]]
 nvidia-smi --query-gpu=FIELD[,FIELD...] --format=csv[,noheader][,nounits] [-i ID[,ID...]]
 nvidia-smi --query-compute-apps=FIELD[,FIELD...] --format=csv[,noheader][,nounits] [-i ID[,ID...]]
+nvidia-smi --gpu-reset -i ID
 nvidia-smi topo -m | -p2p r|w|n|a|p
 """
 
@@ -40,7 +41,16 @@ class _Asked:
     ids: list[str] = field(default_factory=list)
 
 
-_PLAIN = {"-L": "list", "--list-gpus": "list", "-q": "report", "--query": "report", "-h": "help", "--help": "help"}
+_PLAIN = {
+    "-r": "reset",
+    "--gpu-reset": "reset",
+    "-L": "list",
+    "--list-gpus": "list",
+    "-q": "report",
+    "--query": "report",
+    "-h": "help",
+    "--help": "help",
+}
 _VALUED = {
     "--query-gpu": "gpu",
     "--query-compute-apps": "apps",
@@ -119,6 +129,40 @@ def _topo(arguments: list[str], state: State) -> str:
     raise UsageError(f"Invalid combination of input arguments. {_HINT}\n")
 
 
+def _reset_cured(minor: int) -> bool:
+    """End the played sickness of a card; False in a guest, where it cannot be done."""
+    # Imported here: only this needs the switchboard.
+    from ..faults import CARD, Place, SwitchError, switch
+
+    place = Place()
+    if not os.access(place.doubles, os.W_OK):
+        return False
+    if minor == CARD:
+        with contextlib.suppress(SwitchError):
+            switch(place, "needs_reset", on=False)
+    return True
+
+
+def _reset(state: State, ids: list[str]) -> str:
+    """What a reset says and does here: nothing while somebody is on the card; else the sickness is over."""
+    if not ids:
+        raise UsageError(f"Resetting all GPUs at once is not played. {_HINT}\n")
+    said = ""
+    for gpu in state.gpus:
+        if gpu.busy:
+            raise DriverError(
+                f"GPU {gpu.card.bus_id} is currently in use by one or more other processes (e.g., Fabric Manager, CUDA "
+                "application, graphics application such as an X server, or a monitoring application such as another "
+                "instance of nvidia-smi). Please first kill all processes using this GPU and all compute applications "
+                "running in the system.\n",
+                19,
+            )
+        if not _reset_cured(gpu.card.minor):
+            raise DriverError(f"Unable to reset GPU {gpu.card.bus_id}: Insufficient Permissions\n", 4)
+        said += f"GPU {gpu.card.bus_id} was successfully reset.\n"
+    return said + "All done.\n"
+
+
 def _answer(arguments: list[str], sock: Path, dev: Path) -> str:
     if arguments[:1] == ["topo"]:
         return _topo(arguments[1:], _reached(look(sock, dev)))
@@ -130,6 +174,8 @@ def _answer(arguments: list[str], sock: Path, dev: Path) -> str:
         return query_gpu(state, asked.fields, asked.style)
     if asked.what == "apps":
         return query_apps(state, asked.fields, asked.style)
+    if asked.what == "reset":
+        return _reset(state, asked.ids)
     return {"table": table, "list": _list, "report": report, "version": _version}[asked.what](state)
 
 
