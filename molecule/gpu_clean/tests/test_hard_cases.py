@@ -1,4 +1,4 @@
-"""Cleaning by playbooks/clean.yml where it is hard: other guests, a lease, what starts itself again, leftovers, a reset.
+"""Cleaning by playbooks/clean.yml where it is hard: other guests, leases, what starts itself again, leftovers, resets.
 
 Each test brings its processes and takes them away; nobody holds the cards in between but the scenario's two monitors.
 """
