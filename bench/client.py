@@ -162,10 +162,12 @@ def sglang(home: Path, tokenizer: Path) -> Client:
 
 def guidellm(home: Path, tokenizer: Path) -> Client:
     def command(load: str, seconds: float, out: Path) -> list[str]:
-        words = [str(home / "bin/guidellm"), "benchmark", "--target", url(), "--model", "known-truth"]
-        words += ["--processor", str(tokenizer), "--data", f"prompt_tokens=16,output_tokens={TOKENS}"]
-        words += ["--profile", "concurrent", "--rate", load, "--max-requests", str(requests_of(load, seconds))]
-        return [*words, "--output-path", str(out.with_suffix(".json")), "--disable-console"]
+        words = [str(home / "bin/guidellm"), "run", "--backend", f"kind=openai_http,target={url()},model=known-truth"]
+        words += ["--profile", f"kind=concurrent,streams={load}", "--disable-console"]
+        words += ["--constraint", f"kind=max_requests,count={requests_of(load, seconds)}"]
+        words += ["--tokenizer", f"kind=huggingface_auto,model={tokenizer}"]
+        words += ["--data", f"kind=synthetic_text,prompt_tokens=16,output_tokens={TOKENS}"]
+        return [*words, "--output", f"kind=json,path={out.with_suffix('.json')}"]
 
     def read(out: Path) -> Said:
         found = json.loads(out.with_suffix(".json").read_text())["benchmarks"][0]["metrics"]

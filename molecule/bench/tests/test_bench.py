@@ -76,6 +76,26 @@ def test_the_rate_can_be_recomputed_from_the_raw_rows():
     assert sum(gaps) / len(gaps) * scale == pytest.approx(1 / 89.5, rel=0.03)
 
 
+@pytest.mark.parametrize("mode", ["baseline", "eagle3"])
+def test_every_figure_can_be_recomputed_by_a_program_that_shares_no_code_with_the_client(mode):
+    command = [sys.executable, "-m", "servelab", "verify-bundle", str(newest(mode))]
+    done = subprocess.run(command, cwd=ROOT / "src", capture_output=True, text=True, check=False)
+    assert "figures recomputed, all agree" in done.stdout
+
+
+def test_more_options_reach_the_client():
+    for level in load(newest("baseline") / "summary.json")["levels"]:
+        assert level["goodput"]["slo"] == {"ttft_ms": 60000, "e2e_ms": 600000}
+        assert level["goodput"]["share"] == 1
+    assert all(level["goodput"] is None for level in load(newest("eagle3") / "summary.json")["levels"])
+
+
+def test_an_option_that_the_role_gives_itself_is_refused():
+    status, said = bench("-e", "mode=baseline", "-e", '{"bench_more_options": ["--levels", "3"]}')
+    assert status != 0
+    assert "bench_more_options has --levels, which the role gives itself" in said
+
+
 def test_chunks_are_not_tokens_under_speculation():
     levels = {level["concurrency"]: level for level in load(newest("eagle3") / "summary.json")["levels"]}
     assert levels[10]["tokens_per_chunk"] > 1.5
