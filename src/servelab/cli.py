@@ -23,6 +23,7 @@ COMMANDS = {
     "lock": ("servelab.lock", "resolve SGLang's stacks into locks with hashes"),
     "holders": ("servelab.holders", "who holds the GPUs of this machine"),
     "report": ("servelab.report", "write the report of a campaign"),
+    "correctness": ("servelab.correctness", "compare a server's greedy answers with the baseline's"),
     "collectives": ("servelab.collectives.command", "measure every way to all-reduce on this machine"),
 }
 

@@ -15,6 +15,7 @@ from zlib import crc32
 import pytest
 from sim_process import ROOT, Sim
 
+from servelab.cli import main
 from servelab.shared.correctness import Answer, difference, excuse_of, judge, read_answer, tolerance
 
 SURE, OTHER = math.log(0.8), math.log(0.1)
@@ -236,3 +237,14 @@ def test_a_known_answer_that_comes_out_wrong_is_wrong_and_a_right_one_proves_onl
         wrong["reason"]
         == f"Wrong output: known answer 2 of 2 is wrong from token 1 on ({second} instead of {second + 1})."
     )
+
+
+def test_by_hand_it_is_a_command(sims: dict[str, Sim], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["correctness", f"--url=http://127.0.0.1:{sims['right'].port}", f"--records={tmp_path}"]
+    assert main([*words, "--record", "--start=one"]) == 3
+    assert main([*words, "--record", "--start=two"]) == 0
+    capsys.readouterr()
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["figures"]["match"] == 1.0
+    assert main([words[0], f"--url=http://127.0.0.1:{sims['garbage'].port}", words[2]]) == 1
+    assert main([words[0], "--url=http://127.0.0.1:1", words[2], "--timeout=1"]) == 1

@@ -188,3 +188,45 @@ def test_a_mode_that_cannot_start_is_a_failed_run_with_its_cause(guest):
     assert (line["campaign"], line["status"]) == ("broken", "failed")
     assert cause in line["reason"]
     assert not guest.run("systemctl list-units --no-legend --state=active 'servelab-*.service'").stdout
+
+
+def test_correctness_has_a_record_of_the_baseline_and_the_other_mode_is_held_against_it(guest):
+    assert load(newest("baseline") / "run.json")["correctness"]["status"] in ("unverified", "verified")
+    compared = load(newest("eagle3") / "run.json")["correctness"]
+    assert compared["status"] in ("unverified", "verified")
+    # The simulated model's answer depends on nothing but the prompt.
+    assert (compared["figures"]["match"], compared["figures"]["kl"]) == (1.0, 0.0)
+    assert guest.check_output("ls /var/lib/servelab/correctness").endswith(".json")
+
+
+def test_garbage_is_a_failed_run_by_that_name_and_is_never_put_under_load(node):
+    switch = "PYTHONPATH=/srv/servelab-lab python3 -P -m servelab_lab.faults garbage_output"
+    node.check_output(f"{switch} on")
+    try:
+        status, said = bench("-e", "mode=custom_ar_pcie", "-e", "campaign=garbage", "-e", '{"levels": [1]}')
+    finally:
+        node.check_output(f"{switch} off")
+    assert status != 0
+    assert "Wrong output: every answer is one token repeated" in said
+    (path,) = (RESULTS / "garbage").glob("*-custom_ar_pcie")
+    run = load(path / "run.json")
+    assert (run["status"], run["correctness"]["status"]) == ("failed", "wrong")
+    assert run["reason"].startswith("Wrong output: ")
+    assert not (path / "levels").exists()
+
+
+def test_a_way_that_fell_back_is_a_failed_run_by_that_name(node):
+    switch = "PYTHONPATH=/srv/servelab-lab python3 -P -m servelab_lab.faults fell_back_to_nccl"
+    node.check_output(f"{switch} on")
+    try:
+        status, _ = bench("-e", "mode=custom_ar_pcie", "-e", "campaign=fell", "-e", '{"levels": [1]}')
+    finally:
+        node.check_output(f"{switch} off")
+    assert status != 0
+    line = json.loads((RESULTS / "ledger.jsonl").read_text().splitlines()[-1])
+    assert line["reason"].startswith("Mode custom_ar_pcie fell back to NCCL: the custom all-reduce could not be set up")
+
+
+def test_nccls_variables_were_seen_in_the_schedulers():
+    seen = load(newest("baseline") / "provenance.json")["ready"]["evidence"]
+    assert {"NCCL_ALGO=Ring in 8 schedulers", "NCCL_PROTO=LL in 8 schedulers"} <= set(seen)
