@@ -246,6 +246,7 @@ def test_the_command_writes_the_result_and_says_what_failed(tmp_path: Path, caps
     assert said.rstrip("\n") == report(result).rstrip("\n") == (out / "collectives.md").read_text().rstrip("\n")
     assert "| **42 KiB** ◄ | 200.0 | 200.0 |" in said
     assert "custom_ar_pcie (WRONG SUMS)" in said
+    assert "- custom_ar_pcie: nothing was forced here, because SGLang refuses neither two cards nor NVLink" in said
     assert "- custom_ar_unforced: **refused** – not on more than two PCIe-only GPUs" in said
     progress = json.loads((out / "progress.json").read_text())
     assert (progress["state"], progress["valid"]) == ("done", False)

@@ -46,10 +46,20 @@ def report(result: Mapping[str, Any]) -> str:
         for arm in arms
         if arm["not_taken"]
     ]
+    # The variable alone forces nothing where SGLang would not refuse: two cards, or NVLink between all of them.
+    partly += [
+        f"- {arm['name']}: nothing was forced here, because SGLang refuses neither two cards nor NVLink"
+        for arm in arms
+        if "SGLANG_FORCE_CUSTOM_AR_PCIE" in arm["env"] and arm["rows"] and not _forced(arm) and not simulated
+    ]
     checked = [arm["name"] for arm in arms if arm["status"] == "ok"]
     parts += ["## What did not work, and what was checked"]
     parts.append("\n".join([*bad, *partly, f"- every sum was right: {', '.join(checked) or 'nowhere'}"]))
     return "\n\n".join(parts) + "\n"
+
+
+def _forced(arm: Mapping[str, Any]) -> bool:
+    return bool(arm["ready"].get("facts", {}).get("pcie_forced"))
 
 
 def _samples(arms: Sequence[Mapping[str, Any]]) -> int | str:

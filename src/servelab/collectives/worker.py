@@ -36,7 +36,13 @@ import torch.distributed as dist
 
 # The first two SGLang's server sets where nobody else did; without them these would be figures of another NCCL. The
 # third keeps NVLink multicast out of it, which PCIe cards do not have and which can take a shared host's cards down.
-DEFAULTS = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+# The ranks are on one host, whose name need not resolve.
+DEFAULTS = {
+    "NCCL_CUMEM_ENABLE": "0",
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+}
 COMMUNICATORS = "sglang.srt.distributed.device_communicators"
 # Operations between two events: enough that the events' own cost and their resolution vanish.
 PER_SAMPLE = 20
