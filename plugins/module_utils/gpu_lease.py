@@ -88,14 +88,18 @@ def _parse(text: str) -> Lease | None:
     return lease if lease.schema == SCHEMA else None
 
 
-def read(directory: str = DIRECTORY) -> list[Lease]:
-    """Every lease that can be read, the oldest first. What is no lease is passed over: it can bind nobody."""
-    leases = []
+def _files(directory: str) -> dict[Path, Lease]:
+    leases = {}
     for path in sorted(Path(directory).glob("*.json")):
         with contextlib.suppress(OSError):
             if lease := _parse(path.read_text()):
-                leases.append(lease)
-    return sorted(leases, key=lambda lease: lease.taken)
+                leases[path] = lease
+    return leases
+
+
+def read(directory: str = DIRECTORY) -> list[Lease]:
+    """Every lease that can be read, the oldest first. What is no lease is passed over: it can bind nobody."""
+    return sorted(_files(directory).values(), key=lambda lease: lease.taken)
 
 
 def stale(lease: Lease, dead: Iterable[str], holders: Iterable[Mapping[str, Any]], boot: str, now: float) -> str | None:
@@ -166,7 +170,7 @@ def take(
     reasons: list[str] = []
     with contextlib.nullcontext(Path(directory)) if dry_run else _locked(directory) as place:
         renewed = False
-        for other in read(directory):
+        for path, other in _files(directory).items():
             if other.owner.key == owner.key:
                 renewed = renewed or other.vmid == vmid
                 if other.vmid == vmid:
@@ -181,7 +185,7 @@ def take(
                 continue
             notes.append(f"a lease on GPU {_numbers(common)} was set aside, as {why}: {describe(other, now)}")
             if not dry_run:
-                (place / other.name).unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
         if reasons:
             raise Leased(reasons)
         if not dry_run:
@@ -193,9 +197,9 @@ def take(
 
 def release(owner: Owner, vmid: int | None, *, dry_run: bool = False, directory: str = DIRECTORY) -> bool:
     """Give back what this owner has for this guest; whether there was anything."""
-    had = [lease for lease in read(directory) if lease.owner.key == owner.key and lease.vmid == vmid]
+    had = [path for path, one in _files(directory).items() if one.owner.key == owner.key and one.vmid == vmid]
     if had and not dry_run:
-        with _locked(directory) as place:
-            for lease in had:
-                (place / lease.name).unlink(missing_ok=True)
+        with _locked(directory):
+            for path in had:
+                path.unlink(missing_ok=True)
     return bool(had)

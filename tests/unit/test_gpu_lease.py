@@ -92,6 +92,14 @@ def test_a_dead_owners_lease_is_set_aside_with_a_word(tmp_path):
     assert [one.owner.pid for one in read(where)] == [20]
 
 
+def test_what_is_set_aside_goes_whatever_its_file_is_called(tmp_path):
+    take([0], owner(10), 129, 3600, directory=str(tmp_path))
+    (path,) = tmp_path.glob("*.json")
+    path.rename(tmp_path / "by-hand.json")
+    take([0], owner(20), 130, 3600, by_force=True, directory=str(tmp_path))
+    assert [one.owner.pid for one in read(str(tmp_path))] == [20]
+
+
 def test_a_person_may_break_it(tmp_path):
     where = str(tmp_path)
     take([0], owner(10), 129, 3600, directory=where)
