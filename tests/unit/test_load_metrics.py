@@ -111,13 +111,18 @@ def test_failures_are_counted_by_kind_and_make_the_level_invalid() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mean", "cpu", "words"),
-    [(9.7, 0.1, "not sustained"), (10.0, 0.71, "bottleneck"), (None, 0.1, "never reached")],
+    ("mean", "cpu", "stamped", "words"),
+    [
+        (9.7, 0.1, True, "not sustained"),
+        (10.0, 0.91, True, "bottleneck"),
+        (10.0, 0.71, False, "bottleneck"),
+        (None, 0.1, True, "never reached"),
+    ],
 )
-def test_reasons(mean: float | None, cpu: float, words: str) -> None:
+def test_reasons(mean: float | None, cpu: float, stamped: bool, words: str) -> None:
     tally = Tally(None if mean is None else Window(0, 1000, mean))
     tally.add(exchange(1, 5, [2, 3]), reply([(2, 1), (3, 1)], 2))
-    reasons = reasons_invalid({"concurrency": 10} | tally.summary(10, 1.0, True, cpu))
+    reasons = reasons_invalid({"concurrency": 10} | tally.summary(10, 1.0, stamped, cpu))
     assert len(reasons) == 1
     assert words in reasons[0]
 
