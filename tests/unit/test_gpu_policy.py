@@ -280,7 +280,9 @@ def test_no_world_yields_a_kill_of_a_protected_or_foreign_process():
         "the machine's first process",
     ]
     units = [None, UNIT, "servelab-eagle3.service", "ollama.service"]
-    released = 0
+    systems = ["system.slice", "servelab.slice"]
+    slices = [*systems, "user.slice/user@1.service", "user.slice/user@1.service/system.slice", "x/servelab.slice"]
+    released = there = 0
     for _ in range(4000):
         numbers = itertools.count(2)
         owners = {
@@ -291,7 +293,7 @@ def test_no_world_yields_a_kill_of_a_protected_or_foreign_process():
         inside, outside = [], []
         for _ in range(rng.randrange(6)):
             unit = rng.choice(units)
-            cgroup = f"/{rng.choice(['system.slice', 'user.slice/user@1.service'])}/{unit}" if unit else "/x"
+            cgroup = f"/{rng.choice(slices)}/{unit}" if unit else "/x"
             one = holder(next(numbers), unit=unit, cgroup=cgroup, gpus=rng.sample(range(4), rng.randrange(3)))
             one["protected"] = rng.choice(protections)
             vmid = rng.choice([129, 129, 130, None])
@@ -310,12 +312,18 @@ def test_no_world_yields_a_kill_of_a_protected_or_foreign_process():
         for victim in decided["release"]:
             assert in_guest[victim["pid"]]["protected"] is None and victim["protected"] is None
             assert force or (
-                owners.get(victim["unit"]) in ("bench", "prove", "stopped") and "/system.slice/" in victim["cgroup"]
+                owners.get(victim["unit"]) in ("bench", "prove", "stopped")
+                and victim["cgroup"] in [f"/{one}/{victim['unit']}" for one in systems]
             )
         for victim in decided["release_on_node"]:
             assert with_node and on_the_node[victim["pid"]]["protected"] is None
             assert on_the_node[victim["pid"]]["vmid"] == 129
+            assert force or (
+                owners.get(victim["unit"]) in ("bench", "prove", "stopped")
+                and victim["cgroup"] in [f"/lxc/129/ns/{one}/{victim['unit']}" for one in systems]
+            )
+            there += 1
         if decided["sweep"]:
             assert {h["pid"] for h in inside} == set(pids(decided["release"]))
         released += len(decided["release"])
-    assert released > 300  # the worlds are not all empty
+    assert released > 300 and there > 100  # the worlds are not all empty
