@@ -147,7 +147,7 @@ _B_COMMON = (
 )
 
 SHAPES: tuple[Shape, ...] = (
-    Shape("A1", ("0.4.9", "0.5.5"), _A_EDITS, (_HAS_OS, Marker(COMMUNICATOR, _DISPATCH, present=False))),
+    Shape("A1", ("0.4.9", "0.5.5.post2"), _A_EDITS, (_HAS_OS, Marker(COMMUNICATOR, _DISPATCH, present=False))),
     Shape(
         "A2",
         ("0.5.5.post3", "0.5.8.post1"),
