@@ -104,9 +104,11 @@ def read_answer(body: Any, tokens: int) -> Answer:
     if len(ids) != tokens:
         raise ValueError(f"{len(ids)} token numbers where {tokens} were said")
     logprobs = [_number(entry[0]) for entry in said]
-    top = [{int(entry[1]): _number(entry[0]) for entry in place} for place in meta.get("output_top_logprobs") or []]
+    top = [
+        {int(entry[1]): _number(entry[0]) for entry in place or []} for place in meta.get("output_top_logprobs") or []
+    ]
     # Without logprobs there is nothing to compare by chance; a part of them is worse than none.
-    complete = len(logprobs) == tokens and len(top) == tokens
+    complete = len(logprobs) == tokens and len(top) == tokens and all(top)
     return Answer(tuple(map(int, ids)), tuple(logprobs) if complete else (), tuple(top) if complete else (), text[:300])
 
 

@@ -146,7 +146,7 @@ def test_without_log_probabilities_the_tokens_are_compared() -> None:
 
 def test_the_real_servers_answer_is_read() -> None:
     # As 0.5.15 answers; the log-probabilities are a model's that knows what comes.
-    body = {
+    body: dict[str, Any] = {
         "text": " w14527 w567",
         "output_ids": [14527, 567],
         "meta_info": {
@@ -158,6 +158,9 @@ def test_the_real_servers_answer_is_read() -> None:
     read = read_answer(body, 2)
     assert (read.ids, read.logprobs) == ((14527, 567), (-0.0375, -0.0254))
     assert read.top == ({14527: -0.0375, 3: -8.5}, {567: -0.0254, 4: -9.1})
+    # A way to speculate that gives alternatives for some tokens only is compared by tokens alone.
+    body["meta_info"]["output_top_logprobs"][0] = None
+    assert (read_answer(body, 2).ids, read_answer(body, 2).top) == ((14527, 567), ())
     with pytest.raises(ValueError, match="2 tokens where 3 were asked for"):
         read_answer(body, 3)
     with pytest.raises(ValueError, match="no answer of /generate"):
