@@ -29,8 +29,12 @@ $(VENV)/.ready: requirements.txt requirements-dev.txt pyproject.toml scripts/pyt
 .PHONY: venv
 venv: $(VENV)/.ready ## the Python environment of the controller
 
+.PHONY: preflight-or-local
+preflight-or-local:
+	@scripts/preflight.sh --or-local
+
 .PHONY: demo
-demo: preflight venv ## run it: lab, site.yml, bench.yml for two modes and two profiles, report
+demo: preflight-or-local venv ## run it: lab, site.yml, bench.yml for two modes and two profiles, report
 	scripts/demo.sh
 
 .PHONY: lab lab-down clean
@@ -38,7 +42,9 @@ lab: preflight venv ## only the lab and its guest, provisioned
 	ansible-playbook site.yml
 
 lab-down: venv ## remove the lab: containers, bridge, rules, state
-	scripts/preflight.sh --removal
+	ansible-playbook -i inventory/local playbooks/lab_down.yml
+	[ -n "$$(scripts/preflight.sh --why)" ] || scripts/preflight.sh --removal
+	[ -z "$$(scripts/preflight.sh --why)" ] || exit 0; \
 	status=0; \
 	ansible-playbook playbooks/lab_down.yml || status=$$?; \
 	SERVELAB_LAB=$(TEST_LAB) ansible-playbook playbooks/lab_down.yml || status=$$?; \

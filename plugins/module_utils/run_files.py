@@ -49,8 +49,11 @@ def simulated_of(summary: Any, server_info: Any, log: str) -> dict[str, Any] | N
     return {"profile": profile[1] if profile else None, "time_scale": float(scale[1]) if scale else None}
 
 
-def level_table(summary: Mapping[str, Any], simulated: Any) -> list[str]:
-    """The levels of a summary as the lines of a Markdown table, for a person at a terminal."""
+def level_table(summary: Mapping[str, Any], simulated: Any, skipped: Mapping[str, str] | None = None) -> list[str]:
+    """The levels of a summary as the lines of a Markdown table, for a person at a terminal.
+
+    `skipped`: what the machine could not do (name → why); below the table, as the word `simulated` is.
+    """
     lines = [
         "| C | tok/s | TTFT p50 ms | TPOT p50 ms | tokens/chunk | done | failed | valid |",
         "|--:|------:|------------:|------------:|-------------:|-----:|-------:|:------|",
@@ -71,6 +74,7 @@ def level_table(summary: Mapping[str, Any], simulated: Any) -> list[str]:
         lines.append("| " + " | ".join(cells) + " |")
     if simulated:
         lines.append(f"simulated: profile {simulated.get('profile')}, time scale {simulated.get('time_scale')}")
+    lines += [f"skipped: {name} ({why})" for name, why in sorted((skipped or {}).items())]
     return lines
 
 

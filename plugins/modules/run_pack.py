@@ -183,7 +183,7 @@ def main() -> None:
     archive = directory.with_name(f"{directory.name}.tar.gz")
     with tarfile.open(archive, "w:gz", compresslevel=3) as tar:
         tar.add(directory, arcname=".")
-    table = level_table(summary, run["simulated"]) if summary else []
+    table = level_table(summary, run["simulated"], run.get("skipped")) if summary else []
     module.exit_json(changed=True, archive=str(archive), sha256=sha256(archive), run=redact_value(run), table=table)
 
 

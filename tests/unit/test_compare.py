@@ -191,6 +191,12 @@ def test_simulated_is_in_table_and_qualifications():
     )
 
 
+def test_what_the_machine_could_not_do_is_among_the_qualifications():
+    here = {"skipped": {"pve_container": "there is no node here"}}
+    said = words.text(one(arm("baseline", {1: 50}, run=here), arm("eagle3", {1: 80}, run=here)))
+    assert "- Skipped on the machine that was measured: pve_container (there is no node here)." in said
+
+
 def test_why_speculation_lost_names_what_it_would_need():
     # One step of eagle3 is 18 ms TPOT · 2.5 tokens = 45 ms, one of baseline 12 ms:
     # 2.5 tokens may take 30 ms, 45 ms must yield 3.75.

@@ -1,6 +1,7 @@
 """scripts/preflight.sh: one sentence where the lab cannot run, and nothing is touched before that is known."""
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def machine(tmp_path):
     stub("df", 'printf "Filesystem 1024-blocks Used Available Capacity Mounted\\nx 1 1 104857600 1%% /var\\n"')
     stub("dpkg-query", "printf 'install ok installed'")
     stub("apt-get", "true")
+    stub("unshare", "true")
 
     def run(*words: str) -> tuple[int, str]:
         environment = {**os.environ, "PATH": f"{bin_dir}:{os.environ['PATH']}"}
@@ -69,6 +71,48 @@ def test_what_is_missing_is_one_sentence_and_nothing_is_installed(machine, name,
 
 
 @needs_no_proxmox
+@pytest.mark.parametrize(
+    ("name", "body", "why"),
+    [
+        ("id", "echo 1000", "starting LXC containers needs root"),
+        (
+            "unshare",
+            'case "$*" in *fork*) exit 1 ;; esac',
+            "this machine does not let root start containers (making namespaces is refused)",
+        ),
+        (
+            "unshare",
+            'case "$*" in *cgroup2*) exit 1 ;; esac',
+            "this machine does not let root start containers (mounting cgroup2 is refused)",
+        ),
+        (
+            "unshare",
+            'case "$*" in *mknod*) exit 1 ;; esac',
+            "this machine does not let root start containers (making device nodes is refused)",
+        ),
+    ],
+)
+def test_where_no_container_can_be_started_the_demo_says_so_and_runs_without(machine, name, body, why):
+    run, stub, log = machine
+    stub(name, body)
+    assert run("--why") == (0, why + "\n")
+    assert run("--or-local") == (
+        0,
+        f"servelab: {why}, so the playbooks run on this machine itself, below .lab/local, and what needs a node is "
+        "skipped by name.\n",
+    )
+    assert "apt-get" not in log.read_text()
+    assert run()[0] == 1, "a lab is refused"
+
+
+@needs_no_proxmox
+def test_where_containers_can_be_started_nothing_is_said(machine):
+    run, _, _ = machine
+    assert run("--why") == (0, "")
+    assert run("--or-local") == (0, "")
+
+
+@needs_no_proxmox
 def test_missing_packages_are_installed_by_name(machine):
     run, stub, log = machine
     stub("dpkg-query", 'case "$*" in *lxc|*zstd) exit 1 ;; *) printf "install ok installed" ;; esac')
@@ -80,6 +124,7 @@ def test_missing_packages_are_installed_by_name(machine):
 @pytest.mark.skipif(os.geteuid() != 0, reason="an /etc with another content needs root")
 def test_a_real_proxmox_node_is_refused(machine, tmp_path):
     _, _, log = machine
+    unshare = str(shutil.which("unshare"))
     over = tmp_path / "over"
     over.mkdir()
     # An /etc of its own, in a mount namespace of its own.
@@ -87,7 +132,7 @@ def test_a_real_proxmox_node_is_refused(machine, tmp_path):
     etc += f"mount -t overlay overlay -o lowerdir=/etc,upperdir={over}/upper,workdir={over}/work /etc"
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", f"{etc} && exec sh {PREFLIGHT}"],
+        [unshare, "--mount", "sh", "-c", f"{etc} && exec sh {PREFLIGHT}"],
         env={**os.environ, "PATH": path},
         capture_output=True,
         text=True,

@@ -45,3 +45,8 @@ def test_a_table_shows_gaps_as_gaps() -> None:
     assert lines[2] == "| 10 | 400.1 | 21.0 | – | 2.10 | 40 | 0 | yes |"
     assert lines[3] == "| 30 | – | – | – | – | ? | ? | no: 3 of 40 requests failed |"
     assert lines[4] == "simulated: profile story, time scale 5"
+
+
+def test_what_was_skipped_stands_below_the_table() -> None:
+    lines = level_table({"levels": []}, None, {"pve_node": "no node", "nvidia_userspace": "no driver"})
+    assert lines[2:] == ["skipped: nvidia_userspace (no driver)", "skipped: pve_node (no node)"]

@@ -69,6 +69,10 @@ def qualifications(comparison: Comparison) -> list[str]:
             f"simulated: these figures come from the lab's cost model (profile {simulated['profile']}, "
             f"time scale {simulated['time_scale']}), not from GPUs."
         )
+    skipped = {name: why for run in comparison.runs for name, why in dict(run.run.get("skipped") or {}).items()}
+    if skipped:
+        told = "; ".join(f"{name} ({why})" for name, why in sorted(skipped.items()))
+        notes.append(f"Skipped on the machine that was measured: {told}.")
     notes.append(_repetitions(comparison))
     notes += _reach(comparison)
     for name, runs in (
