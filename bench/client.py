@@ -17,10 +17,12 @@ import math
 import os
 import platform
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from array import array
@@ -34,6 +36,7 @@ HERE = Path(__file__).resolve().parent
 TTFT_US, GAP_US, TOKENS = 100_000, 10_000, 128
 REQUEST_S = (TTFT_US + (TOKENS - 1) * GAP_US) / 1e6
 SERVER_CORE, CLIENT_CORE = 0, 1
+PATIENCE_S = 100  # for one run of one client
 QUIET = 0.5  # load average above which figures are none
 MARKS = ("<!-- bench-client: figures -->", "<!-- bench-client: end -->")
 
@@ -236,9 +239,20 @@ def run(command: list[str], log: Path) -> Cost:
     environment = os.environ | {"PYTHONPATH": str(HERE.parent / "src"), "HF_HUB_OFFLINE": "1", "OPENAI_API_KEY": "none"}
     with log.open("ab") as file:
         process = subprocess.Popen(
-            ["taskset", "-c", str(CLIENT_CORE), *command], env=environment, stdout=file, stderr=file, cwd=log.parent
+            ["taskset", "-c", str(CLIENT_CORE), *command],
+            env=environment,
+            stdout=file,
+            stderr=file,
+            cwd=log.parent,
+            start_new_session=True,
         )
+        # With its children: a client that hangs must not take the next one's core.
+        watch = threading.Timer(PATIENCE_S, os.killpg, (process.pid, signal.SIGKILL))
+        watch.start()
         _, status, used = os.wait4(process.pid, 0)
+        watch.cancel()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     process.returncode = os.waitstatus_to_exitcode(status)
     return Cost(process.returncode, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, time.monotonic() - began)
 
