@@ -97,7 +97,8 @@ def plan(
        "refuse": those a person must decide about, "tolerate": those that may stay,
        "blocking": how many must go before the cards are clean,
        "sweep": True when everyone whom `fuser` would find in the guest may be released,
-       "complete": False when a process could not be looked at, "view": "node and guest", "node" or "guest"}.
+       "complete": False when a process could not be looked at, "unreadable": which ones,
+       "view": "node and guest", "node" or "guest"}.
 
     Raises UnknownHolders when a scan did not happen.
     """
@@ -145,6 +146,7 @@ def plan(
         "sweep": bool(in_guest) and all(holder["verdict"] == RELEASE for holder in in_guest),
         # The node sees everything, so what the guest may not look at does not matter there.
         "complete": bool((guest if node is None else node)["complete"]),
+        "unreadable": list((guest if node is None else node).get("unreadable") or []),
         "view": str(guest["view"]) if node is None else "node and guest",
     }
 
@@ -247,8 +249,10 @@ def why_not_clean(
     if decided["blocking"]:
         reasons.append(f"{decided['blocking']} process(es) hold the GPUs")
     if not decided["complete"] and not unseen_ok:
+        some = ", ".join(f"PID {one['pid']} ({one['name']})" for one in decided["unreadable"][:5])
         reasons.append(
-            "some processes could not be looked at, so nobody can say that they hold no GPU: run as root"
+            f"some processes could not be looked at{', as ' + some if some else ''}, so nobody can say they hold no "
+            "GPU: run as root, or name in gpu_clean_protect what may stay"
             + ("" if decided["view"] == "node and guest" else ", or set pve_node so that the node looks too")
         )
     for place, verdict in memory.items():

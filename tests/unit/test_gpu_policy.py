@@ -216,8 +216,10 @@ def test_clean_needs_no_holder_a_complete_view_and_known_memory():
     assert why_not_clean(nobody, {"guest": UNKNOWN}) == [
         "on the guest: nvidia-smi was not asked, so memory use is unknown"
     ]
-    (reason,) = why_not_clean(plan(view("guest", complete=False)), {"guest": CLEAN})
-    assert reason.startswith("some processes could not be looked at")
+    dark = view("guest", complete=False, unreadable=[{"pid": 1, "name": "strange-init"}])
+    (reason,) = why_not_clean(plan(dark), {"guest": CLEAN})
+    assert reason.startswith("some processes could not be looked at, as PID 1 (strange-init), so nobody can say")
+    assert "gpu_clean_protect" in reason and "pve_node" in reason
     (reason,) = why_not_clean(plan(view("guest", in_unit(5), owners=BENCH)), {"guest": CLEAN})
     assert reason == "1 process(es) hold the GPUs"
 
