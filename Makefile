@@ -61,7 +61,7 @@ readme: venv ## write the variables' tables of the roles' READMEs
 
 .PHONY: test lint unit molecule test-patch-all
 # With ROLE=name only that role's scenario; with KEEP=1 the lab of the tests stays up for the next time.
-test: preflight venv $(if $(ROLE),,lint unit) molecule ## test it: all that CI runs; ROLE=name: one role; KEEP=1: keep the lab
+test: preflight-or-local venv $(if $(ROLE),,lint unit) molecule ## test it: all that CI runs; ROLE=name: one role; KEEP=1: keep the lab
 
 lint: venv ## style and types
 	ruff check .
@@ -78,7 +78,7 @@ unit: venv ## the Python code
 bench-client: venv ## how wrong and how dear the load client is, against a server with known timing
 	python bench/client.py --into docs/performance.md $(if $(PEERS),--peers $(PEERS)) $(LOADS)
 
-molecule: preflight venv ## the roles and the two commands, end to end on real LXC
+molecule: preflight-or-local venv ## the roles and the two commands, end to end on real LXC
 	scripts/molecule.sh $(ROLE)
 
 # Downloads what is missing, one wheel after the other (about 500 MB once, of which 20 are kept). Not part of CI.

@@ -20,6 +20,13 @@ if [ -n "$role" ]; then
     scenarios=("$role")
 fi
 
+why=$(scripts/preflight.sh --why)
+if [ -n "$why" ]; then
+    echo "== skipped, because $why: ${scenarios[*]}"
+    echo "== instead: the two commands over a local connection (tests/local)"
+    exec pytest tests/local
+fi
+
 finish() {
     status=$?
     # A second Ctrl-C must not leave half a lab.
