@@ -20,7 +20,6 @@ import json
 import os
 import pwd
 import resource
-import select
 import shlex
 import signal
 import subprocess
@@ -248,16 +247,26 @@ def send(process: Process | None, number: int) -> bool:
     """Signal exactly this process; False where it is gone, or its number is another's."""
     if process is None:
         return False
-    with contextlib.suppress(ProcessLookupError):
+    try:
         pinned = os.pidfd_open(process.pid)
-        try:
-            now = look(process.pid)
-            if now and now.start == process.start:
-                signal.pidfd_send_signal(pinned, number)
-                return True
-        finally:
+    except ProcessLookupError:
+        return False
+    except OSError:  # a sandbox's kernel without pidfds; the start time is compared all the same
+        pinned = -1
+    try:
+        now = look(process.pid)
+        if now is None or now.start != process.start:
+            return False
+        if pinned < 0:
+            os.kill(process.pid, number)
+        else:
+            signal.pidfd_send_signal(pinned, number)
+        return True
+    except ProcessLookupError:
+        return False
+    finally:
+        if pinned >= 0:
             os.close(pinned)
-    return False
 
 
 def show(places: Places, name: str) -> dict[str, str]:
@@ -339,13 +348,10 @@ def stop(places: Places, name: str) -> bool:
     changed = False
     if is_alive(record, "supervisor"):
         changed = True
-        with contextlib.suppress(ProcessLookupError):
-            pinned = os.pidfd_open(record["supervisor"]["pid"])
-            poll = select.poll()
-            poll.register(pinned, select.POLLIN)
-            send(look(record["supervisor"]["pid"]), signal.SIGTERM)
-            poll.poll((record["stop_seconds"] + KILL_WAIT + 10) * 1000)
-            os.close(pinned)
+        send(look(record["supervisor"]["pid"]), signal.SIGTERM)
+        deadline = time.monotonic() + record["stop_seconds"] + KILL_WAIT + 10
+        while is_alive(record, "supervisor") and time.monotonic() < deadline:
+            time.sleep(0.05)
         record = places.read(name)
     deadline = time.monotonic() + KILL_WAIT
     while (left := members(record)) and time.monotonic() < deadline:

@@ -25,12 +25,20 @@ from servelab.shared.supervision import Process, supervisor
 ROOT = Path(__file__).resolve().parents[2]
 PREFIX = ROOT / ".lab/test"
 UNIT = "servelab-baseline.service"
+# Another than the demo's, which may run here too.
+PORT = 30900
 
 
 def play(playbook: str, *words: str, check: bool = True) -> str:
     """Run a playbook on the local inventory; its output. Fails with it unless `check` is False."""
     environment = {**os.environ, "ANSIBLE_INVENTORY": "inventory/local", "SERVELAB_PREFIX": str(PREFIX)}
-    command = [str(Path(sys.executable).with_name("ansible-playbook")), playbook, *words]
+    command = [
+        str(Path(sys.executable).with_name("ansible-playbook")),
+        playbook,
+        "-e",
+        f"sglang_server_port={PORT}",
+        *words,
+    ]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert not check or done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     return done.stdout

@@ -158,6 +158,19 @@ def test_a_pid_of_another_process_is_never_signalled(keeper: Process, tmp_path: 
         other.wait()
 
 
+def test_a_kernel_without_pidfds_is_no_hindrance(
+    keeper: Process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_pid: int) -> int:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    tree(keeper, tmp_path)
+    main = main_pid(keeper)
+    assert keeper.stop(UNIT)
+    assert not alive(main)
+
+
 def test_a_record_of_an_earlier_boot_says_nothing(keeper: Process, tmp_path: Path) -> None:
     tree(keeper, tmp_path)
     record = keeper.places.read(UNIT)
