@@ -48,7 +48,8 @@ HEADER = (
 
 @dataclass(frozen=True)
 class Said:
-    """A client's own figures: ms, tokens per second. `window`: of its throughput, ns since 1970; None: all of it."""
+    """A client's own figures: ms, tokens per second. `window`: of its throughput, ns since 1970; None: all of it.
+    `first`: it asked for nothing before the requests that it counts (others ask before, and for nothing afterwards)."""
 
     requests: int
     ttft_ms: float
@@ -57,6 +58,7 @@ class Said:
     tok_s: float
     window: tuple[int, int] | None
     verdict: str
+    first: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,9 @@ class Truth:
             self.chunks.fromfile(file, head[1])
         self.requests = sorted(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
 
-    def last(self, count: int) -> list[tuple[int, int, int]]:
-        """The requests that a client counts, which leaves out what it asked before."""
-        return self.requests[-count:]
+    def counted(self, said: Said) -> list[tuple[int, int, int]]:
+        """The requests that a client counts."""
+        return self.requests[: said.requests] if said.first else self.requests[-said.requests :]
 
     def tok_s(self, start: int, end: int) -> float:
         return sum(start < at <= end for at in self.chunks) / (end - start) * 1e9
@@ -128,6 +130,7 @@ def our_figures(out: Path) -> Said:
         tok_s=level["output_tok_s"] or math.nan,
         window=(round(window["start"] * 1e9), round(window["end"] * 1e9)) if window else None,
         verdict="yes" if level["valid"] else "no: " + "; ".join(reasons),
+        first=True,
     )
 
 
@@ -287,7 +290,7 @@ def measure(client: Client, load: str, seconds: float, start: Start, out: Path, 
     except (OSError, LookupError, ValueError) as problem:
         tail = log.read_text(errors="replace").splitlines()[-1:]
         return f"| {client.name} | {shape} | failed with status {cost.status}: {problem or type(problem)}: {tail} |"
-    counted = truth.last(said.requests)
+    counted = truth.counted(said)
     ttft = [(first - arrived) / 1e6 for arrived, first, _ in counted]
     tpot = fmean(last - first for _, first, last in counted) / (TOKENS - 1) / 1e6
     start_ns, end_ns = said.window or (counted[0][0], counted[-1][2])
