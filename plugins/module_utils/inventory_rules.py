@@ -153,6 +153,14 @@ def _resources(guest: Vars) -> list[str]:
             said.append(
                 f"pve_container_guest.{key} is {value!r}; it must be a whole number of {unit}, at least {least}."
             )
+    shm, hugepages = guest.get("shm_size"), guest.get("hugepages")
+    if shm is not None and not re.fullmatch(r"[1-9]\d*[KMGkmg]|[1-9]\d?%", str(shm)):
+        said.append(f"pve_container_guest.shm_size is {shm!r}; write a size with its unit, such as 64G.")
+    if hugepages is not None and not re.fullmatch(r"/\S+", str(hugepages)):
+        said.append(
+            f"pve_container_guest.hugepages is {hugepages!r}; give the node's directory with the huge pages, such as "
+            "/dev/hugepages."
+        )
     rootfs = guest.get("rootfs")
     if rootfs is not None and not _VOLUME.match(str(rootfs)):
         said.append(f"pve_container_guest.rootfs is {rootfs!r}; write storage:size-in-GiB, such as local-zfs:200.")

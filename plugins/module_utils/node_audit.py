@@ -9,54 +9,17 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import asdict
+from typing import Any
 
-from .driver_version import CUDA_13_0_DRIVER, parse_kernel_driver, version_tuple
+from .driver_version import parse_kernel_driver, version_tuple
+from .node_audit_links import at_boot, bar1, hmm, links, peer_mapping, peer_status, persistence, power_saving, redirects
+from .node_facts import Expected, Finding, NodeFacts, Status
 from .topology import parse_topology
 
 __all__ = ["Expected", "Finding", "NodeFacts", "audit", "overall", "table"]
 
-Status = Literal["ok", "warn", "fail", "unknown"]
 CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
-
-
-@dataclass(frozen=True)
-class NodeFacts:
-    """What was seen on the node.
-
-    driver: /proc/driver/nvidia/version; nodes: name under /dev → "character device", "regular file", …;
-    gpus: as the module nvidia_smi returns them; diagnosis: its {"cause", "remedy"} where there are none;
-    topology: `nvidia-smi topo -m`; cmdline: /proc/cmdline; iommu_types: types of the cards' IOMMU groups ("DMA",
-    "identity", …). None where it could not be read.
-    """
-
-    driver: str | None = None
-    nodes: Mapping[str, str] = field(default_factory=dict)
-    gpus: Sequence[Mapping[str, Any]] = ()
-    diagnosis: Mapping[str, str] | None = None
-    topology: str | None = None
-    cmdline: str | None = None
-    iommu_types: Sequence[str] | None = None
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What the inventory says about the node. None where it says nothing."""
-
-    gpus: int | None = None
-    uuids: Sequence[str] | None = None
-    minimum_driver: str = CUDA_13_0_DRIVER
-
-
-@dataclass(frozen=True)
-class Finding:
-    check: str
-    status: Status
-    found: str
-    right: str
-    why: str
-    remedy: str | None = None
 
 
 def audit(facts: NodeFacts, expected: Expected) -> list[Finding]:
@@ -65,9 +28,18 @@ def audit(facts: NodeFacts, expected: Expected) -> list[Finding]:
         _driver(facts, expected),
         _flavour(facts),
         _device_nodes(facts),
+        at_boot(facts),
         _gpus(facts, expected),
+        persistence(facts),
+        links(facts),
+        bar1(facts),
         _topology(facts),
+        peer_status(facts),
+        peer_mapping(facts),
         _iommu(facts),
+        redirects(facts),
+        hmm(facts),
+        power_saving(facts),
     ]
 
 
@@ -83,7 +55,7 @@ def table(findings: Sequence[Finding]) -> list[str]:
     lines = []
     for finding in findings:
         lines.append(f"{finding.status.upper():<8}{finding.check:<{width}}  {finding.found}")
-        if finding.status != "ok":
+        if finding.status in ("warn", "fail"):
             indent = " " * (8 + width + 2)
             lines += [f"{indent}right:  {finding.right}", f"{indent}why:    {finding.why}"]
             if finding.remedy:

@@ -433,6 +433,10 @@ def _scalar(value: Any) -> str:
 
 _REMEDIES: list[tuple[str, str]] = [
     (
+        r"Unknown option: dev\d+",
+        "this Proxmox VE is older than 8.1 and cannot pass devices by dev[n]; upgrade it, or set gpu_raw_lines: true",
+    ),
+    (
         r"Device (\S+) does not exist",
         "load the driver on the node (`nvidia-modprobe -c=0 -u`), or drop the entry if the card is gone",
     ),

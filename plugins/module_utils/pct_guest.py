@@ -13,8 +13,11 @@ _SAME = (
     "startup", "protection", "nameserver", "searchdomain", "tags", "timezone",
 )  # fmt: skip
 GUEST_KEYS = frozenset(
-    {*_SAME, "vmid", "unprivileged", "template", "net", "mounts", "gpus", "gpu_device", "memlock", "delete"}
-)
+    {
+        *_SAME, "vmid", "unprivileged", "template", "net", "mounts", "gpus", "gpu_device", "gpu_raw_lines", "memlock",
+        "shm_size", "hugepages", "delete",
+    }
+)  # fmt: skip
 NET_KEYS = frozenset({"name", "bridge", "ip", "gw", "ip6", "gw6", "hwaddr", "firewall", "tag", "mtu", "rate"})
 
 
@@ -30,6 +33,17 @@ def guest_options(guest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def raw_lines(guest: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The lxc.* lines of a guest that have no option in Proxmox."""
-    memlock = guest.get("memlock")
-    return [] if memlock is None else [{"key": "lxc.prlimit.memlock", "value": str(memlock)}]
+    """The lxc.* lines of a guest that have no option in Proxmox.
+
+    /dev/shm: a size set in the guest is gone at its next start, so LXC mounts it with its size before systemd looks.
+    Huge pages: the node's own mount is shown, as only the node's root may mount them.
+    """
+    memlock, shm, hugepages = guest.get("memlock"), guest.get("shm_size"), guest.get("hugepages")
+    lines = []
+    if memlock is not None:
+        lines.append(("lxc.prlimit.memlock", str(memlock)))
+    if shm is not None:
+        lines.append(("lxc.mount.entry", f"tmpfs dev/shm tmpfs rw,nosuid,nodev,mode=1777,size={shm},create=dir 0 0"))
+    if hugepages:
+        lines.append(("lxc.mount.entry", f"{hugepages} dev/hugepages none bind,create=dir 0 0"))
+    return [{"key": key, "value": value} for key, value in lines]

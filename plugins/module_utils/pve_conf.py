@@ -83,7 +83,8 @@ def parse_conf(text: str) -> GuestConf:
 def edit_raw(text: str, wanted: Iterable[RawLine]) -> str:
     """Return `text` with the wanted lxc.* lines in its running section; everything else stays byte for byte.
 
-    A repeatable key (lxc.mount.entry) gains the line if it is missing; any other ends with just the wanted value.
+    A repeatable key gains the line if it is missing; any other ends with just the wanted value. A lxc.mount.entry takes
+    the place of one with the same target: what is mounted there twice is hidden, and /dev/shm would keep its old size.
     """
     lines = text.splitlines(keepends=True)
     end = next((i for i, line in enumerate(lines) if _SECTION.match(line)), len(lines))
@@ -92,7 +93,9 @@ def edit_raw(text: str, wanted: Iterable[RawLine]) -> str:
         rendered = f"{key}: {value}\n"
         same_key = [i for i, line in enumerate(running) if _key_of(line) == key]
         has_value = [i for i in same_key if _value_of(running[i]) == value]
-        if _REPEATABLE.match(key):
+        if key == "lxc.mount.entry":
+            same_key = [i for i in same_key if _target(_value_of(running[i])) == _target(value)]
+        elif _REPEATABLE.match(key):
             if not has_value:
                 _append(running, rendered)
             continue
@@ -114,6 +117,12 @@ def _append(running: list[str], rendered: str) -> None:
     if last and not running[last - 1].endswith("\n"):
         running[last - 1] += "\n"
     running.insert(last, rendered)
+
+
+def _target(entry: str | None) -> str:
+    """Where a mount entry mounts: its second field, with or without the leading slash."""
+    fields = (entry or "").split()
+    return fields[1].strip("/") if len(fields) > 1 else ""
 
 
 def _key_of(line: str) -> str | None:

@@ -11,10 +11,24 @@ from collections.abc import Mapping, Sequence
 
 from .pve_conf import RawLine
 
-__all__ = ["raw_device_notices"]
+__all__ = ["raw_device_lines", "raw_device_notices"]
 
 # "a" allows every device, with or without numbers behind it.
 _ALLOW = re.compile(r"^(?:c (\d+|\*):|a(?: |$))")
+
+
+def raw_device_lines(paths: Sequence[str], majors: Mapping[str, int]) -> list[RawLine]:
+    """The lxc.* lines that pass these devices on a node that knows no dev[n] (before Proxmox VE 8.1).
+
+    majors: path → major number now; a device that is not there is left out. Another boot may change the numbers of
+    nvidia-uvm: then the lines of the new ones are added at the next run.
+    """
+    there = [path for path in paths if path in majors]
+    allowed = sorted({majors[path] for path in there})
+    lines = [("lxc.cgroup2.devices.allow", f"c {major}:* rwm") for major in allowed]
+    # create=file makes the place of the bind; with `optional`, a start without the device would leave a regular file,
+    # so without it that start fails, and says why.
+    return lines + [("lxc.mount.entry", f"{path} {path.lstrip('/')} none bind,create=file") for path in there]
 
 
 def raw_device_notices(raw: Sequence[RawLine], majors: Mapping[str, int], given: Sequence[str] = ()) -> list[str]:

@@ -50,6 +50,11 @@ cards:
   returned: always
   type: list
   elements: int
+library_problems:
+  description: Those of the problems that are about libraries, which an installation mends.
+  returned: always
+  type: list
+  elements: str
 problems:
   description: Sentences, each with its remedy. Empty if all is well.
   returned: always
@@ -82,12 +87,14 @@ def main() -> None:
     libraries = installed_libraries(cache)
     nodes = {path.name: stat.S_ISCHR(path.stat().st_mode) for path in Path("/dev").glob("nvidia*") if path.exists()}
     cards = sorted(int(name[6:]) for name, device in nodes.items() if re.fullmatch(r"nvidia\d+", name) and device)
+    about_libraries = library_problems(kernel, libraries)
     module.exit_json(
         changed=False,
         kernel_version=kernel.version if kernel else None,
         libraries=libraries,
         cards=cards,
-        problems=[*library_problems(kernel, libraries), *node_problems(nodes, module.params["gpus"])],
+        library_problems=about_libraries,
+        problems=[*about_libraries, *node_problems(nodes, module.params["gpus"])],
     )
 
 

@@ -61,10 +61,12 @@ did:
   type: list
   elements: str
 limits:
-  description: Soft limits of the guest's first process, as the kernel shows them. A restart would bring changed ones.
+  description:
+    - The soft limit of locked memory of the guest's first process, as the kernel shows it, and the size of C(/dev/shm)
+      (0 where it is not known). A restart would bring changed ones.
   returned: always
   type: dict
-  sample: {"memlock": "unlimited"}
+  sample: {"memlock": "unlimited", "shm_kib": 67108864}
 """
 
 import re
@@ -82,6 +84,7 @@ printf 'sshd=%s\\n' "$(command -v sshd)"
 printf 'active=%s\\n' "$(systemctl is-active ssh.service ssh.socket sshd.service 2>/dev/null | grep -cx active)"
 printf 'enabled=%s\\n' "$(systemctl is-enabled ssh.service ssh.socket sshd.service 2>/dev/null | grep -cx enabled)"
 printf 'memlock=%s\\n' "$(sed -n 's/^Max locked memory *\\([^ ]*\\).*/\\1/p' /proc/1/limits)"
+printf 'shm=%s\\n' "$(df -k --output=size /dev/shm 2>/dev/null | tail -n 1 | tr -d ' ')"
 for key in /etc/ssh/ssh_host_*_key.pub; do [ -e "$key" ] && sed 's/^/hostkey=/' "$key"; done
 [ -e {KEYS} ] && sed 's/^/authorized=/' {KEYS}
 true
@@ -204,7 +207,7 @@ def main() -> None:
         changed=bool(did),
         did=did,
         host_keys=host_keys(seen),
-        limits={"memlock": first(seen, "memlock")},
+        limits={"memlock": first(seen, "memlock"), "shm_kib": int(first(seen, "shm") or 0)},
         diff={"before": "", "after": "".join(f"{line}\n" for line in [*did, *added])},
     )
 

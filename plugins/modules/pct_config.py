@@ -56,6 +56,12 @@ options:
     description: Properties of each device entry besides its path, e.g. C(mode), C(gid).
     type: dict
     default: {mode: "0666"}
+  gpu_raw_lines:
+    description:
+      - Whether the cards are passed by C(lxc.*) lines with the device numbers of now, for nodes before Proxmox VE 8.1,
+        which know no C(dev[n]). Such lines are added, and never taken away.
+    type: bool
+    default: false
   delete:
     description: Options that shall be absent.
     type: list
@@ -166,8 +172,9 @@ from ansible_collections.servelab.sglang.plugins.module_utils.pct_config import 
     set_argv,
 )
 from ansible_collections.servelab.sglang.plugins.module_utils.pct_run import Answer, PctMissing, run_pct
+from ansible_collections.servelab.sglang.plugins.module_utils.pve_cluster import ha_state, unwritable
 from ansible_collections.servelab.sglang.plugins.module_utils.pve_conf import GuestConf, edit_raw, parse_conf
-from ansible_collections.servelab.sglang.plugins.module_utils.raw_devices import raw_device_notices
+from ansible_collections.servelab.sglang.plugins.module_utils.raw_devices import raw_device_lines, raw_device_notices
 
 PVE = Path("/etc/pve")
 LOCKS = Path("/run/lock/lxc")
@@ -272,12 +279,16 @@ def wanted_state(module: AnsibleModule) -> Wanted:
         devices, errors = gpu_devices(character_devices(), gpus, properties)
         if errors:
             module.fail_json(msg=" ".join(errors))
+    raw = [(line["key"], line["value"]) for line in module.params["raw"]]
+    if devices and module.params["gpu_raw_lines"]:
+        raw += raw_device_lines([device["path"] for device in devices], character_devices())
+        devices = []
     return Wanted(
         options=module.params["options"],
         mounts=module.params["mounts"],
         devices=devices,
         delete=module.params["delete"],
-        raw=[(line["key"], line["value"]) for line in module.params["raw"]],
+        raw=raw,
     )
 
 
@@ -328,6 +339,9 @@ def converge(module: AnsibleModule, guest: Guest, wanted: Wanted, text: str) -> 
     change = plan(conf, wanted, text)
     if change.errors:
         module.fail_json(msg=" ".join(change.errors), errors=change.errors)
+    if change.changes and (sentence := unwritable(PVE)):
+        module.fail_json(msg=sentence)
+    ha = ha_state(guest.vmid, PVE)
     if change.changes and "lock" in conf.current:
         module.fail_json(msg=explain(f"CT is locked ({conf.current['lock']})", guest.vmid))
     sets = bool(change.sets or change.deletes)
@@ -337,6 +351,7 @@ def converge(module: AnsibleModule, guest: Guest, wanted: Wanted, text: str) -> 
         "exists": True,
         "running": guest.running(),
         "notices": change.notices
+        + ([ha.notice] if ha else [])
         + raw_device_notices(conf.raw, character_devices(), [device["path"] for device in wanted.devices or ()]),
         "command": ["pct", *set_argv(guest.vmid, change)] if sets else [],
         "diff": difference(conf, change, guest.vmid),
@@ -398,7 +413,7 @@ def verify(module: AnsibleModule, guest: Guest, wanted: Wanted, text: str) -> No
 
 
 def create(module: AnsibleModule, guest: Guest, wanted: Wanted) -> dict[str, Any]:
-    if sentence := guest.elsewhere():
+    if sentence := guest.elsewhere() or unwritable(PVE):
         module.fail_json(msg=sentence)
     template = module.params["template"]
     if not template:
@@ -448,6 +463,7 @@ def main() -> None:
             "mounts": {"type": "list", "elements": "dict", "default": [], "options": mounts},
             "gpus": {"type": "raw"},
             "gpu_device": {"type": "dict", "default": {"mode": "0666"}},
+            "gpu_raw_lines": {"type": "bool", "default": False},
             "delete": {"type": "list", "elements": "str", "default": []},
             "raw": {"type": "list", "elements": "dict", "default": [], "options": raw},
             "template": {"type": "str"},

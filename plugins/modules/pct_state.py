@@ -61,6 +61,7 @@ import time
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.servelab.sglang.plugins.module_utils.pct_config import explain
 from ansible_collections.servelab.sglang.plugins.module_utils.pct_run import Answer, PctMissing, run_pct
+from ansible_collections.servelab.sglang.plugins.module_utils.pve_cluster import ha_state, unwritable
 
 
 class Guest:
@@ -127,6 +128,14 @@ def main() -> None:
     diff = {"before": f"{now}\n", "after": f"{wanted or now}\n"}
     if not changed or module.check_mode:
         module.exit_json(changed=changed, exists=now != "absent", status=now, diff=diff)
+    if sentence := unwritable():
+        module.fail_json(msg=sentence)
+    ha = ha_state(int(guest.vmid))
+    if ha and ha.state == "error":
+        module.fail_json(
+            msg=f"HA has given guest {guest.vmid} up (state error) and carries out no request for it; find out why "
+            f"(`ha-manager status`), then `ha-manager set ct:{guest.vmid} --state disabled` and run again."
+        )
     if wanted == "stopped" or (module.params["state"] == "restarted" and now == "running"):
         guest.act("shutdown", guest.vmid, "--timeout", str(module.params["timeout"]), "--forceStop", "1")
         guest.wait("stopped")

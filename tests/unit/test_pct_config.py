@@ -87,6 +87,17 @@ def test_a_key_that_lxc_reads_once_ends_with_one_value() -> None:
     assert edited == "#note\nlxc.prlimit.memlock: unlimited\n\n[snap]\nlxc.prlimit.memlock: 1\n"
 
 
+def test_a_mount_of_the_same_place_is_replaced_and_others_stay() -> None:
+    text = (
+        "memory: 1\nlxc.mount.entry: tmpfs /dev/shm tmpfs size=8G 0 0\nlxc.mount.entry: /a a none bind 0 0\n\n"
+        "[snap]\nlxc.mount.entry: tmpfs dev/shm tmpfs size=1G 0 0\n"
+    )
+    larger = "tmpfs dev/shm tmpfs size=64G 0 0"
+    edited = edit_raw(text, [("lxc.mount.entry", larger)])
+    assert edited == text.replace("tmpfs /dev/shm tmpfs size=8G 0 0", larger, 1)
+    assert edit_raw(edited, [("lxc.mount.entry", larger)]) == edited
+
+
 def test_a_repeatable_key_gains_a_line_and_loses_none() -> None:
     text = "memory: 512\nlxc.mount.entry: /a a none bind\n"
     assert edit_raw(text, [("lxc.mount.entry", "/b b none bind")]) == text + "lxc.mount.entry: /b b none bind\n"

@@ -39,6 +39,13 @@ def test_a_lock_limit_is_managed_only_where_asked() -> None:
     assert raw_lines({"memlock": "unlimited"}) == [{"key": "lxc.prlimit.memlock", "value": "unlimited"}]
 
 
+def test_shared_memory_and_huge_pages_are_mounts_that_lxc_makes() -> None:
+    lines = raw_lines({"shm_size": "64G", "hugepages": "/dev/hugepages"})
+    assert [line["key"] for line in lines] == ["lxc.mount.entry"] * 2
+    assert lines[0]["value"].split()[:3] == ["tmpfs", "dev/shm", "tmpfs"] and "size=64G" in lines[0]["value"]
+    assert lines[1]["value"] == "/dev/hugepages dev/hugepages none bind,create=dir 0 0"
+
+
 def test_the_rules_know_the_same_keys_as_the_role() -> None:
     specs = yaml.safe_load((ROOT / "roles/pve_container/meta/argument_specs.yml").read_text())
     guest = specs["argument_specs"]["main"]["options"]["pve_container_guest"]["options"]

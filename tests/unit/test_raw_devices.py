@@ -10,7 +10,7 @@ import pytest
 
 from servelab.shared.driver_version import node_problems
 from servelab.shared.pve_conf import parse_conf
-from servelab.shared.raw_devices import raw_device_notices
+from servelab.shared.raw_devices import raw_device_lines, raw_device_notices
 
 CASE = Path(__file__).parent / "cases/09-device-majors"
 _LISTED = re.compile(r"^(.)\S+\s+\d+\s+\S+\s+\S+\s+(?:(\d+),)?.*?(/dev/nvidia\S+)$", re.MULTILINE)
@@ -62,3 +62,19 @@ def test_a_bound_device_that_the_node_lost_is_named() -> None:
 
 def test_a_guest_without_such_lines_hears_nothing() -> None:
     assert raw_device_notices([("lxc.mount.entry", "/srv srv none bind")], {"/dev/nvidia0": 195}) == []
+
+
+def test_lines_for_a_node_that_knows_no_dev_entries() -> None:
+    majors = {"/dev/nvidia0": 195, "/dev/nvidiactl": 195, "/dev/nvidia-uvm": 511}
+    lines = raw_device_lines([*majors, "/dev/nvidia-uvm-tools"], majors)
+    assert lines == [
+        ("lxc.cgroup2.devices.allow", "c 195:* rwm"),
+        ("lxc.cgroup2.devices.allow", "c 511:* rwm"),
+        ("lxc.mount.entry", "/dev/nvidia0 dev/nvidia0 none bind,create=file"),
+        ("lxc.mount.entry", "/dev/nvidiactl dev/nvidiactl none bind,create=file"),
+        ("lxc.mount.entry", "/dev/nvidia-uvm dev/nvidia-uvm none bind,create=file"),
+    ]
+    # With them alone nothing is wrong, until a boot gives nvidia-uvm another number.
+    assert raw_device_notices(lines, majors) == []
+    (notice,) = raw_device_notices(lines, {**majors, "/dev/nvidia-uvm": 508})
+    assert "/dev/nvidia-uvm has the major number 508 now" in notice

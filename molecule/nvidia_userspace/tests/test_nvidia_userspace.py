@@ -1,6 +1,8 @@
-"""One digit off, a card too few, a file instead of a card, no nvidia-smi: each ends in its own sentence."""
+"""Each fault has its own sentence; libraries come by installer or packages, of the node's version, without a module."""
 
 from __future__ import annotations
+
+import hashlib
 
 import pytest
 
@@ -11,7 +13,10 @@ def test_a_good_guest_passes_and_nothing_changes(play):
     played = play("--diff")
     assert played.ok
     assert played.changed == []
-    sentence = "8 GPUs, driver 580.95.05, the libraries are of the same version."
+    sentence = (
+        "8 GPUs, driver 580.95.05, the libraries are of the same version; CUDA was not tried further: "
+        "it finds no GPU (CUDA_ERROR_NO_DEVICE)."
+    )
     assert [result["msg"] for result in played.results["Tell what the guest has"]] == [sentence] * 2
 
 
@@ -55,12 +60,112 @@ def test_all_problems_are_told_at_once(play, guest):
     assert "The guest sees 8 cards and 4 were given to it" in played.said
 
 
-@pytest.mark.parametrize("method", ["runfile", "apt"])
-def test_a_method_that_is_not_carried_out_says_what_to_do(play, method):
-    played = play(nvidia_userspace_method=method)
+def test_where_cuda_is_required_a_gpu_that_it_does_not_find_is_a_fault(play):
+    played = play(nvidia_userspace_require_cuda=True)
     assert not played.ok
-    assert f"nvidia_userspace_method is {method}, which this release does not carry out yet" in played.said
-    assert "set nvidia_userspace_method to preinstalled" in played.said
+    assert "CUDA does not start in lab-gpu1: CUDA finds no GPU (CUDA_ERROR_NO_DEVICE). Remedy: " in played.said
+    assert play(nvidia_userspace_require_cuda=True, nvidia_userspace_gpus=None).ok is False
+
+
+@pytest.fixture
+def no_libcuda(guest):
+    """The guest without libcuda, as a new one is; whatever came in its place goes again."""
+    guest.check_output(f"mv {LIBRARIES}/libcuda.so.580.95.05 /srv/repository/held.so && rm {LIBRARIES}/libcuda.so.1")
+    yield
+    guest.run("apt-mark unhold lab-libcuda1 lab-libnvidia-ml1; dpkg -P lab-libcuda1 lab-libnvidia-ml1")
+    guest.check_output(
+        f"cp /srv/repository/held.so {LIBRARIES}/libcuda.so.580.95.05 && "
+        f"ln -sf libcuda.so.580.95.05 {LIBRARIES}/libcuda.so.1 && "
+        "rm -f /var/tmp/installer-called /etc/apt/preferences.d/servelab-nvidia"
+    )
+
+
+@pytest.fixture
+def installer(guest, tmp_path):
+    """The installer of the scenario's repository, on the controller."""
+    path = tmp_path / "driver-580.95.05.run"
+    path.write_text(guest.file("/srv/repository/driver.run").content_string)
+    return path
+
+
+def test_the_installer_brings_the_libraries_and_no_kernel_module(play, guest, no_libcuda, installer):
+    given = {
+        "nvidia_userspace_method": "runfile",
+        "nvidia_userspace_runfile": str(installer).replace("580.95.05", "{version}"),
+        "nvidia_userspace_runfile_checksum": "sha256:" + hashlib.sha256(installer.read_bytes()).hexdigest(),
+    }
+    checked = play("--check", **given)
+    assert checked.ok and checked.changed[0][0] == "Make a place for the installer"
+    assert not guest.file("/var/tmp/installer-called").exists
+    played = play(**given)
+    assert played.ok
+    assert ("Run the installer", "lab-gpu1") in played.changed
+    (call,) = guest.file("/var/tmp/installer-called").content_string.splitlines()
+    assert {"--silent", "--no-kernel-modules", "--no-dkms"} <= set(call.split())
+    assert not guest.file("/var/tmp/servelab-nvidia").exists
+    assert play(**given).changed == []
+
+
+def test_an_installer_of_another_version_or_content_is_refused(play, guest, no_libcuda, installer):
+    given = {"nvidia_userspace_method": "runfile", "nvidia_userspace_runfile": str(installer)}
+    played = play(**given, nvidia_userspace_runfile_checksum="sha256:" + "0" * 64)
+    assert not played.ok and "is not the file of nvidia_userspace_runfile_checksum" in played.said
+    installer.write_text(installer.read_text().replace("-580.95.05}", "-570.124.06}"))
+    played = play(**given)
+    assert not played.ok
+    assert "does not say that it holds the driver 580.95.05" in played.said and "570.124.06" in played.said
+    assert not guest.file("/var/tmp/installer-called").exists
+    played = play(nvidia_userspace_method="runfile", nvidia_userspace_runfile="/nowhere/{version}.run")
+    assert not played.ok and "/nowhere/580.95.05.run on the controller does not exist" in played.said
+
+
+PACKAGES = ["lab-libcuda1", "lab-libnvidia-ml1"]
+
+
+def test_packages_are_of_the_nodes_version_pinned_and_held(play, guest, no_libcuda):
+    guest.check_output("apt-get -qq update")
+    guest.check_output(f"mv {LIBRARIES}/libnvidia-ml.so.580.95.05 /srv/repository/ml.so")
+    given = {"nvidia_userspace_method": "apt", "nvidia_userspace_apt_packages": PACKAGES}
+    try:
+        assert play("--check", **given).ok
+        assert guest.run("dpkg -s lab-libcuda1").rc != 0
+        played = play(**given)
+        assert played.ok
+        assert ("Install them", "lab-gpu1") in played.changed
+        assert guest.package("lab-libcuda1").version == "580.95.05-1"
+        assert set(guest.check_output("apt-mark showhold").split()) == set(PACKAGES)
+        # The newer one is there, and neither an upgrade nor a person who installs it by name gets it.
+        assert "590.44.01-1" in guest.check_output("apt-cache madison lab-libcuda1")
+        assert "580.95.05-1" in guest.check_output("apt-cache policy lab-libcuda1 | grep Candidate")
+        assert play(**given).changed == []
+    finally:
+        guest.run("apt-mark unhold lab-libcuda1 lab-libnvidia-ml1; dpkg -P lab-libcuda1 lab-libnvidia-ml1")
+        guest.check_output(f"mv /srv/repository/ml.so {LIBRARIES}/libnvidia-ml.so.580.95.05")
+
+
+def test_packages_with_kernel_modules_are_refused_by_name_and_by_what_they_drag_in(play, guest, no_libcuda):
+    guest.check_output("apt-get -qq update")
+    played = play(nvidia_userspace_method="apt", nvidia_userspace_apt_packages=["cuda-drivers", "nvidia-open"])
+    assert not played.ok and played.changed == []
+    assert "has cuda-drivers, which brings kernel modules" in played.said and "has nvidia-open" in played.said
+    played = play(nvidia_userspace_method="apt", nvidia_userspace_apt_packages=["lab-everything"])
+    assert not played.ok
+    assert "Installing lab-everything would bring nvidia-kernel-dkms, which compile kernel modules" in played.said
+    assert guest.run("dpkg -s nvidia-kernel-dkms").rc != 0
+    played = play(nvidia_userspace_method="apt", nvidia_userspace_apt_packages=["libcuda99"])
+    assert not played.ok and "apt cannot install libcuda99=580.95.05-*" in played.said
+
+
+def test_a_method_without_what_it_needs_is_refused(play):
+    played = play(nvidia_userspace_method="runfile", nvidia_userspace_runfile_checksum="1234")
+    assert not played.ok and played.changed == []
+    assert "nvidia_userspace_method runfile needs nvidia_userspace_runfile" in played.said
+    assert 'nvidia_userspace_runfile_checksum is "1234"' in played.said
+    played = play(nvidia_userspace_method="runfile", nvidia_userspace_runfile="https://example.org/driver.run")
+    assert (
+        not played.ok
+        and "nvidia_userspace_runfile is a URL, so nvidia_userspace_runfile_checksum must say" in played.said
+    )
 
 
 @pytest.mark.parametrize("name", ["smi_hang", "no_devices", "driver_mismatch", "off_the_bus"])

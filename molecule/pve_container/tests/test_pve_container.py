@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import time
 
 import pytest
 
@@ -122,6 +124,28 @@ def test_a_guest_without_node_or_keys_is_refused(play, variables, sentence):
     assert played.changed == []
 
 
+def test_shared_memory_has_its_size_after_every_start(node):
+    def size() -> str:
+        return node.check_output("pct exec 199 -- df -k --output=size,target /dev/shm | tail -n 1").split()[0]
+
+    assert size() == str(96 * 1024)
+    node.check_output("pct reboot 199")
+    wait_for(lambda: node.run("pct exec 199 -- systemctl is-system-running").stdout.strip() in ("running", "degraded"))
+    assert size() == str(96 * 1024)
+    assert node.run("pct exec 199 -- mountpoint -q /dev/hugepages").rc == 0
+
+
+def wait_for(condition, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(1)
+
+
+# A change that any of these must not let through.
+CHANGE = {"pve_container_guest": {"vmid": 129, "hostname": "gpu1", "memory": 4096}}
+
+
 def test_a_locked_guest_is_left_alone_and_the_lock_is_named(play, node, fault):
     node.check_output("pct set 129 --memory 4096")
     try:
@@ -133,3 +157,77 @@ def test_a_locked_guest_is_left_alone_and_the_lock_is_named(play, node, fault):
         assert play().changed == TASK
     finally:
         node.check_output("pct set 129 --memory 8192")
+
+
+def test_a_cluster_without_quorum_is_recognised_before_anything_is_tried(play, node):
+    members = {"cluster": {"name": "lab", "nodes": 3, "quorate": 0}, "nodelist": {"pve1": {"online": 1}}}
+    node.check_output(f"echo '{json.dumps(members)}' > /etc/pve/.members")
+    try:
+        played = play(**CHANGE)
+        # Where nothing is to be changed, nothing is refused.
+        assert play().ok
+    finally:
+        node.check_output("rm /etc/pve/.members")
+    assert not played.ok and played.changed == []
+    assert "The cluster lab has no quorum (1 of 3 nodes online), so /etc/pve cannot be written" in played.said
+
+
+def test_a_read_only_etc_pve_is_recognised(play, node):
+    node.check_output("mount --bind /etc/pve /etc/pve && mount -o remount,bind,ro /etc/pve")
+    try:
+        played = play(**CHANGE)
+    finally:
+        node.check_output("umount /etc/pve")
+    assert not played.ok and played.changed == []
+    assert "/etc/pve is mounted read-only, so nothing can be changed" in played.said
+
+
+def test_a_guest_under_ha_is_told_so(play, node):
+    node.check_output("mkdir -p /etc/pve/ha && printf 'ct: 129\\n\\tstate started\\n' > /etc/pve/ha/resources.cfg")
+    try:
+        played = play()
+        status = {"service_status": {"ct:129": {"state": "error"}}}
+        node.check_output(f"echo '{json.dumps(status)}' > /etc/pve/ha/manager_status && pct stop 129")
+        given_up = play()
+    finally:
+        node.check_output("rm -r /etc/pve/ha")
+    assert played.ok
+    notices = [result["msg"] for result in played.results["Tell what differs and is left as it is"] if "msg" in result]
+    assert "HA manages this guest (it is to be started)" in str(notices)
+    assert not given_up.ok
+    assert "HA has given guest 129 up (state error)" in given_up.said and "ha-manager set ct:129" in given_up.said
+    assert play().ok
+
+
+def test_a_guest_with_snapshots_keeps_them(play, node):
+    conf = node.file("/etc/pve/lxc/129.conf").content_string
+    snapshot = "\n[before]\nmemory: 16384\nunprivileged: 0\nlxc.prlimit.memlock: 1\nsnaptime: 1780000000\n"
+    node.check_output(f"cat >> /etc/pve/lxc/129.conf <<'END'\n{snapshot}END")
+    try:
+        assert play().changed == []
+        node.check_output("pct set 129 --memory 4096")
+        assert play().changed == TASK
+        after = node.file("/etc/pve/lxc/129.conf").content_string
+    finally:
+        node.check_output("sed -i '/^\\[before\\]/,$d' /etc/pve/lxc/129.conf")
+    assert after.endswith(snapshot.lstrip("\n")) and "memory: 8192" in after.split("[before]")[0]
+    assert set(conf.split()) <= set(after.split())
+
+
+def test_a_guest_made_by_hand_is_adopted(play, node):
+    """As people made them: low-level lines with fixed numbers. It is read, told about, and not made anew."""
+    lines = [
+        "lxc.cgroup2.devices.allow: c 511:* rwm",
+        "lxc.mount.entry: /dev/nvidia0 dev/nvidia0 none bind,optional,create=file",
+    ]
+    text = "\\n".join(lines)
+    node.check_output(f"printf '{text}\\n' >> /etc/pve/lxc/129.conf")
+    made = node.check_output("stat -c %W /var/lib/lxc/129/rootfs/etc/hostname")
+    try:
+        played = play("--check", "--diff")
+    finally:
+        node.check_output("sed -i -e '/devices.allow: c 511/d' -e '/mount.entry: .dev.nvidia0/d' /etc/pve/lxc/129.conf")
+    assert played.ok and played.changed == []
+    notices = str([result.get("msg") for result in played.results["Tell what differs and is left as it is"]])
+    assert "The guest passes NVIDIA devices by lxc.* lines, which a changed major number breaks" in notices
+    assert node.check_output("stat -c %W /var/lib/lxc/129/rootfs/etc/hostname") == made

@@ -1,12 +1,16 @@
-"""The audit tells a good node from a bad one, says why and what to do, and calls unknown what cannot be looked at."""
+"""The audit tells good nodes from bad and calls unknown what it cannot see; changes come, survive a boot, and go."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 KEEP = "Keep the audit for what follows"
+MODPROBE = "/etc/modprobe.d/servelab-nvidia.conf"
+GRUB = "/etc/default/grub.d/zz-servelab.cfg"
+UNITS = ["servelab-gpu-nodes.service", "servelab-acs.service"]
 
 
 def findings(result: dict) -> dict[str, dict]:
@@ -22,14 +26,23 @@ def test_the_node_is_good_and_nothing_changes(played):
     assert played.ok
     assert played.changed == []
     audit = played.results[KEEP][0]["ansible_facts"]["pve_gpu_host_audit"]
-    # The lab's kernel shows nothing about an IOMMU, and that is not "ok".
+    # Simulated cards have no place in the kernel, which shows nothing about IOMMU, ACS and the like; that is not "ok".
     assert {name: finding["status"] for name, finding in findings(played.results[KEEP][0]).items()} == {
         "kernel driver": "ok",
         "driver flavour": "ok",
         "device nodes": "ok",
+        "nodes at boot": "ok",
         "GPUs": "ok",
+        "persistence": "ok",
+        "PCIe link": "ok",
+        "BAR1": "ok",
         "topology": "ok",
+        "P2P status": "ok",
+        "peer mapping": "unknown",
         "IOMMU": "unknown",
+        "ACS": "unknown",
+        "HMM": "unknown",
+        "ASPM": "unknown",
     }
     assert audit["driver_version"] == "580.95.05"
     assert [gpu["index"] for gpu in audit["gpus"]] == list(range(8))
@@ -91,3 +104,108 @@ def test_a_moved_number_is_no_fault_of_the_node(play, fault):
         played = play()
     assert played.ok
     assert findings(played.results[KEEP][0])["device nodes"]["status"] == "ok"
+
+
+def test_a_program_can_read_the_audit(played, node):
+    (written,) = [result for result in played.results["Write the audit for programs"] if not result.get("skipped")]
+    audit = json.loads(Path(written["dest"]).read_text())
+    assert audit["node"] == "lab-pve1" and audit["status"] == "fail"
+    assert len(audit["findings"]) == 15 and len(audit["gpus"]) == 8
+
+
+def test_the_changes_are_there(node):
+    for unit in UNITS:
+        assert node.service(unit).is_enabled and node.service(unit).is_running
+    assert node.file(MODPROBE).content_string.splitlines()[1:] == [
+        "options nvidia_uvm uvm_disable_hmm=1",
+        'options nvidia NVreg_RegistryDwords="ForceP2P=0x11"',
+        "options nvidia NVreg_EnableGpuFirmware=1",
+    ]
+    (word,) = json.loads(node.file("/etc/servelab/kernel-options.json").content_string)
+    assert node.file("/etc/kernel/cmdline").content_string == f"root=ZFS=rpool/ROOT/pve-1 boot=zfs {word}\n"
+    assert node.check_output(f". /etc/default/grub; . {GRUB}; echo $GRUB_CMDLINE_LINUX_DEFAULT") == f"quiet {word}"
+    called = node.file("/var/tmp/called").content_string.splitlines()
+    assert called.count("proxmox-boot-tool refresh") == 1 and called.count("update-initramfs -u -k all") == 1
+    assert "nvidia-modprobe -c=0 -u" in called
+
+
+def test_the_unit_ran_before_the_guests_of_this_boot(node):
+    def when(unit: str, what: str) -> int:
+        return int(node.check_output(f"systemctl show -P {what}TimestampMonotonic {unit}"))
+
+    for unit in UNITS:
+        assert 0 < when(unit, "ActiveEnter") <= when("pve-guests.service", "InactiveExit")
+
+
+def test_a_node_that_appears_after_the_guests_is_found(play, node):
+    node.check_output("cp -a /dev/nvidia-uvm /dev/held && rm /dev/nvidia-uvm && mv /dev/held /dev/nvidia-uvm")
+    found = findings(play().results[KEEP][0])["nodes at boot"]
+    assert found["status"] == "warn"
+    assert found["found"].startswith("nvidia-uvm made up to ")
+    assert "pve_gpu_host_boot_unit=true" in found["remedy"]
+
+
+def test_a_file_changed_by_hand_is_found_and_alone_put_right(play, node):
+    node.check_output("sed -i 's/-c=0 -u/-c=0/' /etc/systemd/system/servelab-gpu-nodes.service")
+    checked = play("--check", "--diff")
+    assert checked.changed[0] == ("Bring the unit", "lab-pve1")
+    assert "+" not in checked.diff[0] and "nvidia-modprobe -c=0 -u" in checked.diff[1]
+    assert play().ok
+    assert "-c=0 -u" in node.file("/etc/systemd/system/servelab-gpu-nodes.service").content_string
+    assert play().changed == []
+
+
+def test_what_needs_a_boot_fails_and_says_so_and_check_mode_does_not(play, node):
+    more = {"pve_gpu_host_modprobe_options": ["nvidia NVreg_Other=1"], "pve_gpu_host_reboot_ok": False}
+    before = node.file(MODPROBE).content_string
+    assert play("--check", **more).ok
+    assert node.file(MODPROBE).content_string == before
+    booted = node.check_output("systemctl show -P UserspaceTimestampMonotonic")
+    for _again in range(2):
+        played = play(**more)
+        assert not played.ok
+        assert "lab-pve1 must be rebooted before it is as described: the options of the driver's modules" in played.said
+        assert "-e pve_gpu_host_reboot_ok=true" in played.said
+    assert node.check_output("systemctl show -P UserspaceTimestampMonotonic") == booted
+
+
+def test_bad_options_are_refused_all_at_once_before_anything_changes(play):
+    played = play(
+        pve_gpu_host_kernel_options=["iommu=pt quiet"],
+        pve_gpu_host_modprobe_options=["nvidia; rm -rf /"],
+        pve_gpu_host_force_p2p_registry='x"',
+    )
+    assert not played.ok and played.changed == []
+    assert 'pve_gpu_host_kernel_options has "iommu=pt quiet", which is no option of the kernel' in played.said
+    assert 'pve_gpu_host_modprobe_options has "nvidia; rm -rf /"' in played.said
+    assert "pve_gpu_host_force_p2p_registry is" in played.said
+
+
+def test_an_option_that_contradicts_the_node_is_refused(play, node):
+    node.check_output("""sed -i 's/"quiet"/"quiet iommu=soft"/' /etc/default/grub""")
+    played = play(pve_gpu_host_kernel_options=["iommu=pt"], pve_gpu_host_modprobe_options=["nvidia NVreg_Never=1"])
+    node.check_output("sed -i 's/ iommu=soft//' /etc/default/grub")
+    assert not played.ok and played.changed == []
+    assert "iommu=soft is on the command line already, and iommu=pt is wanted" in played.said
+
+
+def test_switched_off_it_goes_without_a_trace(play, node):
+    nothing = {
+        "pve_gpu_host_boot_unit": False,
+        "pve_gpu_host_acs": False,
+        "pve_gpu_host_disable_hmm": False,
+        "pve_gpu_host_force_p2p": False,
+        "pve_gpu_host_modprobe_options": [],
+        "pve_gpu_host_kernel_options": [],
+    }
+    played = play(**nothing)
+    assert played.ok
+    for path in [
+        MODPROBE,
+        GRUB,
+        "/etc/servelab/kernel-options.json",
+        *(f"/etc/systemd/system/{unit}" for unit in UNITS),
+    ]:
+        assert not node.file(path).exists
+    assert node.file("/etc/kernel/cmdline").content_string == "root=ZFS=rpool/ROOT/pve-1 boot=zfs\n"
+    assert play(**nothing).changed == []
