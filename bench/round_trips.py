@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""What a run that changes nothing costs: wall time and connections, with this repository's settings and with Ansible's own.
+"""What a run that changes nothing costs: time and round trips, with this repository's settings and with Ansible's own.
 
     python3 bench/round_trips.py [--inventory inventory/lab] [--repeat 3]
 
-The machines must be converged (`playbooks/provision.yml`, `playbooks/guest.yml`). Every ssh, scp and sftp that Ansible starts is a
-round trip; they are counted by standing in their place. Runs alternate, so that a busy machine is busy for both.
+The machines must be converged (`playbooks/provision.yml`, `playbooks/guest.yml`). Every ssh, scp and sftp that Ansible
+starts is a round trip; they are counted by standing in their place. Runs alternate, so that a busy machine is busy for
+both.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ The probe (roles/gpu_p2p/files/p2p) only measures; what is good enough is decide
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -79,6 +80,9 @@ def judge(report: Mapping[str, Any]) -> Judgement:
     judged = Judgement(pairs=[_pair(entry, links) for entry in report.get("pairs", [])])
     ways = report.get("all_reduce", [])
     verdicts = [pair.verdict for pair in judged.pairs]
+    for sentence in _links(links):
+        verdicts.append("slow")
+        judged.problems.append(sentence)
     offered = all((entry.get("measured") or {}).get("advertised", True) for entry in report.get("pairs", []))
     for verdict, reason, remedy in _grouped(judged.pairs):
         named = _names(
@@ -160,6 +164,25 @@ def _all_reduce(entry: Mapping[str, Any], ways: Sequence[Mapping[str, Any]], off
         if without.get("state") == "done" and not (without.get("measured") or {}).get("wrong_words"):
             remedy = f"NCCL_P2P_DISABLE=1 works here; for more speed, {_NODE.split(', then')[0]}"
     return f"{what} is broken: {fault}. Remedy: {remedy}.", "broken"
+
+
+def _links(links: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    """Links that were below their best while the card worked. "32.0 GT/s PCIe" and "16", as the kernel shows them."""
+    sentences = []
+    for gpu, seen in links.items():
+        now, most = (_figure(seen.get(f"{when}_link_speed")) for when in ("current", "max"))
+        narrow, wide = (_figure(seen.get(f"{when}_link_width")) for when in ("current", "max"))
+        if (now and most and now < most) or (narrow and wide and narrow < wide):
+            sentences.append(
+                f"The PCIe link of GPU {gpu} runs at {now:g} GT/s x{narrow:g} under load, and can {most:g} GT/s "
+                f"x{wide:g}. Remedy: reseat the card or its riser; see the slot in the firmware's setup."
+            )
+    return sentences
+
+
+def _figure(text: Any) -> float:
+    match = re.match(r"\d+(\.\d+)?", str(text or ""))
+    return float(match[0]) if match else 0.0
 
 
 def _grouped(pairs: Sequence[PairVerdict]) -> list[tuple[Verdict, str, str | None]]:

@@ -82,6 +82,25 @@ def test_a_card_on_a_narrow_link_is_held_against_that_link():
     assert judge(report(pair(0, 1, copy_gb_s=12.0, store_gb_s=11.5, load_gb_s=8.0), link=narrow)).status == "ok"
 
 
+@pytest.mark.parametrize(
+    ("speed", "width", "said"),
+    [
+        ("16.0 GT/s PCIe", "16", "The PCIe link of GPU 0 runs at 16 GT/s x16 under load, and can 32 GT/s x16."),
+        ("32.0 GT/s PCIe", "8", "The PCIe link of GPU 0 runs at 32 GT/s x8 under load, and can 32 GT/s x16."),
+        ("32.0 GT/s PCIe", "16", ""),
+        ("Unknown", "16", ""),
+        ("", "", ""),  # no sysfs in the guest
+    ],
+)
+def test_a_link_below_its_best_under_load_is_told(speed, width, said):
+    entry = report(pair(0, 1), pair(1, 0))
+    best = {"max_link_speed": "32.0 GT/s PCIe", "max_link_width": "16"} if speed else {}
+    entry["host"][0]["measured"] = {**PCIE5, "current_link_speed": speed, "current_link_width": width, **best}
+    judged = judge(entry)
+    assert judged.status == ("slow" if said else "ok")
+    assert " ".join(judged.problems).startswith(said)
+
+
 def test_without_a_host_figure_speed_is_not_judged():
     entry = report(pair(0, 1, copy_gb_s=1.0))
     entry["host"][0] = {"gpu": 0, "state": "error", "error": "out of memory"}

@@ -164,7 +164,7 @@ def test_what_needs_a_boot_fails_and_says_so_and_check_mode_does_not(play, node)
     for _again in range(2):
         played = play(**more)
         assert not played.ok
-        assert "lab-pve1 must be rebooted before it is as described: the options of the driver's modules" in played.said
+        assert "lab-pve1 must be rebooted before it is as described: options for modules were changed" in played.said
         assert "-e pve_gpu_host_reboot_ok=true" in played.said
     assert node.check_output("systemctl show -P UserspaceTimestampMonotonic") == booted
 

@@ -4,7 +4,9 @@
 #include "nccl.h"
 #include "record.h"
 #include <algorithm>
+#include <cctype>
 #include <chrono>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <stdexcept>
@@ -38,8 +40,12 @@ class Measure {
         };
         const double down = copy(card.a, pinned, cudaMemcpyHostToDevice);
         const double up = copy(pinned, card.a, cudaMemcpyDeviceToHost);
+        // Now, while the card works: an idle one lets its link fall back.
+        Record record;
+        for (const char *name : {"current_link_speed", "max_link_speed", "current_link_width", "max_link_width"})
+            record.text(name, in_sysfs(gpu, name));
         MUST(cudaFreeHost(pinned));
-        return Record().number("from_host_gb_s", down).number("to_host_gb_s", up);
+        return record.number("from_host_gb_s", down).number("to_host_gb_s", up);
     }
 
     // `from` reaches into the memory of `to`: copies by the copy engine, stores and loads by a kernel on `from`.
@@ -186,6 +192,17 @@ class Measure {
         uint32_t *flags;
         uint64_t *numbers;
     };
+
+    // Empty where the kernel does not show it.
+    static std::string in_sysfs(int gpu, const char *name) {
+        char bus_id[32] = "";
+        MUST(cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, gpu));
+        std::string path = bus_id, text;
+        std::transform(path.begin(), path.end(), path.begin(), [](unsigned char c) { return std::tolower(c); });
+        std::ifstream file("/sys/bus/pci/devices/" + path + "/" + name);
+        std::getline(file, text);
+        return text;
+    }
 
     uint64_t quads() const { return settings_.bytes / sizeof(uint4); }
 
