@@ -231,3 +231,28 @@ def test_a_guest_made_by_hand_is_adopted(play, node):
     notices = str([result.get("msg") for result in played.results["Tell what differs and is left as it is"]])
     assert "The guest passes NVIDIA devices by lxc.* lines, which a changed major number breaks" in notices
     assert node.check_output("stat -c %W /var/lib/lxc/129/rootfs/etc/hostname") == made
+
+
+def test_a_node_that_lost_nvidia_uvm_is_told_before_a_start_dies_of_it(play, node):
+    node.check_output("pct stop 129 && mv /dev/nvidia-uvm /dev/held")
+    try:
+        played = play()
+    finally:
+        node.check_output("mv /dev/held /dev/nvidia-uvm")
+    assert not played.ok and played.changed == []
+    assert "/dev/nvidia-uvm is not a character device on the node" in played.said
+    assert "run `nvidia-modprobe -c=0 -u` on the node" in played.said
+    assert play().ok
+    assert "running" in node.check_output("pct status 129")
+
+
+def test_a_device_number_that_moved_at_a_boot_needs_no_change(play, node):
+    """dev[n] entries are resolved at every start, whatever number the driver got this time."""
+    node.check_output("mv /dev/nvidia-uvm /dev/held && mknod -m 666 /dev/nvidia-uvm c 1 5 && pct reboot 129")
+    try:
+        assert node.check_output("pct exec 129 -- stat -c %t:%T /dev/nvidia-uvm") == "1:5"
+        assert node.run("pct exec 129 -- sh -c 'head -c 1 /dev/nvidia-uvm'").rc == 0
+        assert play().changed == []
+    finally:
+        node.check_output("mv -f /dev/held /dev/nvidia-uvm && pct reboot 129")
+    assert play().ok
