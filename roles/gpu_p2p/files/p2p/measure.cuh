@@ -110,13 +110,13 @@ class Measure {
                 if (enabled != cudaErrorPeerAccessAlreadyEnabled) MUST(enabled);
                 cudaGetLastError();
             }
-            MUST(cudaMemset(card.flags, 0, kFlagBytes));
+            MUST(cudaMemsetAsync(card.flags, 0, kFlagBytes, card.stream));
             fill_summand<<<kBlocks, kThreads, 0, card.stream>>>(reinterpret_cast<float *>(card.a), count, gpu, bytes);
             group.data[gpu] = reinterpret_cast<float *>(card.a);
             group.flags[gpu] = card.flags;
             elapsed[gpu] = card.numbers;
             late[gpu] = reinterpret_cast<uint32_t *>(card.numbers + 1);
-            MUST(cudaMemset(card.numbers, 0, kNumberBytes));
+            MUST(cudaMemsetAsync(card.numbers, 0, kNumberBytes, card.stream));
             finish(card);
         }
         // The kernels' own limit comes first: who is killed in the middle of a kernel leaves less of an explanation.
@@ -236,14 +236,14 @@ class Measure {
 
     long long wrong(Card &card, const uint4 *words, uint32_t seed) {
         use(card.gpu);
-        MUST(cudaMemset(card.numbers, 0, kNumberBytes));
+        MUST(cudaMemsetAsync(card.numbers, 0, kNumberBytes, card.stream));
         auto *counter = reinterpret_cast<unsigned long long *>(card.numbers);
         check_pattern<<<kBlocks, kThreads, 0, card.stream>>>(reinterpret_cast<const uint32_t *>(words), 4 * quads(), seed, counter);
         return counted(card);
     }
 
     long long wrong_sums(Card &card, uint32_t count, uint32_t seed) {
-        MUST(cudaMemset(card.numbers, 0, kNumberBytes));
+        MUST(cudaMemsetAsync(card.numbers, 0, kNumberBytes, card.stream));
         auto *counter = reinterpret_cast<unsigned long long *>(card.numbers);
         check_sum<<<kBlocks, kThreads, 0, card.stream>>>(reinterpret_cast<float *>(card.b), count, count_, seed, counter);
         return counted(card);
