@@ -50,6 +50,9 @@ class Peer:
             self.ended += self.wire.turn(0.1)
             assert time.monotonic() < until
 
+    def stop_listening(self) -> None:
+        self._listener.close()
+
     def turn(self) -> None:
         self.ended += self.wire.turn(0.1)
 
@@ -153,6 +156,37 @@ def test_overdue_and_cancelled_exchanges_say_so(peer: Peer) -> None:
     assert [exchange.error and exchange.error[0] for exchange in given_up] == ["timeout", "timeout"]
     peer.wire.send(2, b"x", 0)
     assert [exchange.error and exchange.error[0] for exchange in peer.wire.cancel()] == ["cancelled"]
+    assert peer.wire.in_flight == 0
+
+
+def test_a_reset_a_refusal_and_a_socket_that_cannot_be_had_are_told_apart(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kind() -> str | None:
+        until = time.monotonic() + 5
+        while not peer.ended and time.monotonic() < until:
+            peer.turn()
+        error = peer.ended.pop().error
+        return error and error[0]
+
+    peer.wire.send(0, b"x", 0)
+    peer.turn()
+    peer.accept()
+    peer.turn()
+    time.sleep(0.05)
+    peer.sock.close()  # with the request unread: the kernel answers with a reset
+    assert kind() == "reset"
+    peer.stop_listening()
+    peer.wire.send(1, b"x", 0)
+    assert kind() == "refused"
+
+    def none_left(*_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("servelab.load.wire.socket.socket", none_left)
+    peer.wire.send(2, b"x", 0)
+    monkeypatch.undo()
+    assert kind() == "socket"
     assert peer.wire.in_flight == 0
 
 

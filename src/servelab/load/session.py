@@ -197,7 +197,8 @@ class Session:
         plan = loop.Plan(
             name=name,
             at_once=asked.concurrency or options.most_waiting,
-            min_seconds=options.min_seconds / self.scale,
+            # A finite shape ends by itself; this only tells how long it will take.
+            min_seconds=(options.min_seconds if asked.seconds is None else asked.seconds) / self.scale,
             min_requests=max(options.min_requests, math.ceil(options.min_waves * (asked.concurrency or 0))),
             timeout=options.timeout,
             drain=options.drain,

@@ -26,6 +26,7 @@ class Level:
     rate: float | None = None
     times: Callable[[float], Iterator[float]] | None = None  # reported seconds per wall second → wall seconds
     finite: bool = False
+    seconds: float | None = None  # how long a finite one lasts, reported time
 
     def describe(self) -> dict[str, Any]:
         """For the summary."""
@@ -184,7 +185,7 @@ def _open(args: argparse.Namespace, rate: float, problems: list[str]) -> Level:
         problems.append(
             f"a ramp from {args.ramp_from:g} to {rate:g} in --min-seconds {args.min_seconds:g} has no request"
         )
-    return Level(f"{shape}-{rate:g}", None, shape, rate, makes[shape], finite=shape == "ramp")
+    return Level(f"{shape}-{rate:g}", None, shape, rate, makes[shape], shape == "ramp", args.min_seconds)
 
 
 def _trace(args: argparse.Namespace, workload: Workload | None, problems: list[str]) -> list[Level]:
@@ -199,7 +200,7 @@ def _trace(args: argparse.Namespace, workload: Workload | None, problems: list[s
     except datasets.DatasetError as problem:
         problems.append(f"--dataset: {problem}")
         return []
-    return [Level("trace", None, "trace", None, lambda scale: (time / scale for time in times), finite=True)]
+    return [Level("trace", None, "trace", None, lambda scale: (time / scale for time in times), True, times[-1])]
 
 
 def _says(args: argparse.Namespace, workload: Workload) -> dict[str, Any]:
