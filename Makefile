@@ -78,13 +78,11 @@ unit: venv ## the Python code
 bench-client: venv ## how wrong and how dear the load client is, against a server with known timing
 	python bench/client.py --into docs/performance.md $(if $(PEERS),--peers $(PEERS)) $(LOADS)
 
-molecule: preflight-or-local venv ## the roles and the two commands, end to end on real LXC
-
 .PHONY: bench-roles
 bench-roles: venv ## time and round trips of a run that changes nothing, on machines that are converged (INVENTORY=inventory/lab)
 	python bench/round_trips.py --inventory $(or $(INVENTORY),inventory/lab)
 
-molecule: preflight venv ## the roles and the two commands, end to end on real LXC
+molecule: preflight-or-local venv ## the roles and the two commands, end to end on real LXC
 	scripts/molecule.sh $(ROLE)
 
 # Downloads what is missing, one wheel after the other (about 500 MB once, of which 20 are kept). Not part of CI.
