@@ -94,6 +94,7 @@ TRIMS = [
 STUBS = {
     "IPython/__init__.py": "",
     "IPython/display.py": "def display(*_args, **_more):\n    pass\n\n\nclass HTML(str):\n    pass\n",
+    "datasets/__init__.py": "def load_dataset(*_args, **_more):\n    raise RuntimeError('datasets was not packed')\n",
     "soundfile/__init__.py": '__version__ = "0.13.1"\n',
 }
 
