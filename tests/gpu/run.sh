@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The collection on a real GPU: each STEP writes a log, and results, into EVIDENCE; a failed step does not stop the next.
-#   run.sh EVIDENCE STEP...      STEP: hw holders p2p collectives site bench:MODE[:LEVELS[:SECONDS]] serve:MODE ready ...
+#   run.sh EVIDENCE STEP...      STEP: hw holders holder_scan p2p collectives site bench:MODE[:LEVELS[:SECONDS]] serve:MODE ready ...
 # The machine was prepared by setup.sh. SERVELAB_PREFIX, SERVELAB_TP as in the inventory beside this file.
 set -uo pipefail
 evidence="$(mkdir -p "$1" && cd "$1" && pwd)"
@@ -18,6 +18,7 @@ hw() {
     "$stack/bin/python" -c 'import torch, sglang, sgl_kernel; print(torch.__version__, sglang.__version__, sgl_kernel.__version__)'
 }
 holders() { "$stack/bin/python" "$here/holders/run.py" --role --json "$evidence/holders.json"; }
+holder_scan() { "$stack/bin/python" bench/holders.py; }
 p2p() { play playbooks/validate.yml --tags p2p; cp "$SERVELAB_PREFIX/var/lib/servelab/p2p.json" "$evidence/"; }
 collectives() { play playbooks/collectives.yml -e "collectives_world_size=$(nvidia-smi --list-gpus | wc -l)" "$@"; }
 site() { play site.yml; }

@@ -192,7 +192,9 @@ def monitored(run: Run, baseline: int) -> None:
 
 def by_the_role(run: Run, baseline: int) -> None:
     """The same through Ansible, on this machine: without force it names and refuses, with force it cleans."""
-    command = ["ansible-playbook", "-i", "localhost,", str(HERE / "clean.yml")]
+    here = shutil.which("ansible-playbook")
+    command = [here] if here else [sys.executable, "-m", "ansible", "playbook"]
+    command += ["-i", "localhost,", str(HERE / "clean.yml")]
     given = {"gpu_clean_device_dir": run.asked.device_dir, "gpu_clean_protect": [*PROTECT, *run.asked.trust]}
     command += ["-e", json.dumps(given)]
     environment = os.environ | {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "PYTHONPATH": str(ROOT / "src")}
@@ -238,6 +240,11 @@ def main() -> int:
         return 77
     run = Run(asked)
     first = run.look()
+    if [one["pid"] for one in first["unreadable"]] == [1]:
+        # A virtual machine's init that has more rights than root. It is no user of the card.
+        asked.trust.append(first["unreadable"][0]["name"])
+        print(f"PID 1 ({asked.trust[-1]}) may not be looked at, and is taken for one that may stay")
+        first = run.look()
     if first["holders"] or not first["complete"]:
         print(
             "nothing was tried: the card is in use, or processes may not be looked at (--trust NAME if they may stay)"
