@@ -72,8 +72,13 @@ class Supervisor(Protocol):
     def stop(self, unit: str) -> bool:
         """Stop it, wait, and leave it neither running nor failed; False where nothing ran."""
 
-    def run(self, unit: str, command: Sequence[str], environment: Mapping[str, str], log: str) -> None:
-        """Start a command once as a unit; both its outputs are appended to `log`. Raises SuperviseError."""
+    def run(
+        self, unit: str, command: Sequence[str], environment: Mapping[str, str], log: str, limits: Mapping[str, str]
+    ) -> None:
+        """Start a command once as a unit; both its outputs are appended to `log`.
+
+        `limits`: a unit's settings, such as {"LimitNOFILE": "65536"}. Raises SuperviseError.
+        """
 
 
 def supervisor(kind: str, prefix: str = "") -> Supervisor:
@@ -157,8 +162,11 @@ class Systemd:
         _ask("systemctl", "reset-failed", unit)
         return True
 
-    def run(self, unit: str, command: Sequence[str], environment: Mapping[str, str], log: str) -> None:
-        words = ["systemd-run", "--quiet", "--unit", unit, "--property=LimitNOFILE=65536"]
+    def run(
+        self, unit: str, command: Sequence[str], environment: Mapping[str, str], log: str, limits: Mapping[str, str]
+    ) -> None:
+        words = ["systemd-run", "--quiet", "--unit", unit]
+        words += [f"--property={key}={value}" for key, value in limits.items()]
         words += [f"--property={which}=append:{log}" for which in ("StandardOutput", "StandardError")]
         words += [f"--setenv={name}={value}" for name, value in environment.items()]
         code, _, said = _ask(*words, *command)
@@ -213,8 +221,11 @@ class Process:
             (self.places.run / f"{unit}.json").unlink(missing_ok=True)
         return stopped
 
-    def run(self, unit: str, command: Sequence[str], environment: Mapping[str, str], log: str) -> None:
-        lines = ["[Service]", f"StandardOutput=append:{log}", "LimitNOFILE=65536"]
+    def run(
+        self, unit: str, command: Sequence[str], environment: Mapping[str, str], log: str, limits: Mapping[str, str]
+    ) -> None:
+        lines = ["[Service]", f"StandardOutput=append:{log}"]
+        lines += [f"{key}={value}" for key, value in limits.items()]
         lines += [f"Environment={unit_env(name, value)}" for name, value in environment.items()]
         lines.append("ExecStart=" + " ".join(unit_word(word) for word in command))
         self.places.run.mkdir(parents=True, exist_ok=True)

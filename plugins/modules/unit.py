@@ -36,6 +36,10 @@ options:
   log:
     description: File to which O(command) writes. Needed with it.
     type: path
+  pins_memory:
+    description: Whether O(command) pins memory, as CUDA and NCCL do, so that it must not be limited.
+    type: bool
+    default: false
 attributes:
   check_mode:
     support: full
@@ -90,7 +94,9 @@ def bring(module: AnsibleModule, keeper: Supervisor) -> bool:
     if module.check_mode:
         return True
     if module.params["command"]:
-        keeper.run(name, module.params["command"], module.params["environment"], module.params["log"])
+        limits = {"LimitNOFILE": "65536"} | ({"LimitMEMLOCK": "infinity"} if module.params["pins_memory"] else {})
+        environment = {key: str(value) for key, value in module.params["environment"].items()}
+        keeper.run(name, module.params["command"], environment, module.params["log"], limits)
         return True
     if state == "restarted":
         keeper.stop(name)
@@ -115,6 +121,7 @@ def main() -> None:
             "command": {"type": "list", "elements": "str"},
             "environment": {"type": "dict", "default": {}},
             "log": {"type": "path"},
+            "pins_memory": {"type": "bool", "default": False},
             **SUPERVISOR_OPTIONS,
         },
         required_by={"command": ["log"]},

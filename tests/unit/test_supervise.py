@@ -278,7 +278,7 @@ def test_every_start_has_a_log_of_its_own(keeper: Process) -> None:
 def test_a_command_that_runs_once_is_forgotten_when_it_was_stopped(keeper: Process, tmp_path: Path) -> None:
     log = tmp_path / "client.log"
     name = "servelab-load-x.service"
-    keeper.run(name, ["sh", "-c", 'echo "$$TOLD"; exit 3'], {"TOLD": "a b"}, str(log))
+    keeper.run(name, ["sh", "-c", 'echo "$$TOLD"; exit 3'], {"TOLD": "a b"}, str(log), {"LimitNOFILE": "256"})
     until(lambda: keeper.show(name)["ActiveState"] == "failed")
     assert log.read_text() == "a b\n" or log.read_text().endswith("TOLD\n")
     assert keeper.show(name)["ExecMainStatus"] == "3"
