@@ -36,6 +36,11 @@ _OPTION = re.compile(
 _BEARER = re.compile(r"(?i)(?P<head>\bbearer\s+)(?P<value>[a-z0-9._~+/=-]{6,})")
 # Tokens that tell what they are, wherever they stand.
 _SHAPES = re.compile(r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{8,}|gh[pousr]_[A-Za-z0-9]{20,})")
+# Cheap to look for, and in every text that has a secret: most lines of a log have none of these.
+_TRIGGER = re.compile(
+    r"(?i)api[_-]?key|passw|passphrase|secret|bearer|hf_|sk-|gh[pousr]_"
+    r"|(?:hf|hub|face|access|auth|admin|github|gh|api)[_-]?token"
+)
 _NOT_A_SECRET = {"none", "null", "true", "false", "''", '""'}
 
 
@@ -49,6 +54,8 @@ def _mask(match: re.Match[str]) -> str:
 
 def redact(text: str) -> str:
     """`text` with every API key, token and password replaced by `[redacted]`; everything else stays as it is."""
+    if not _TRIGGER.search(text):
+        return text
     # What is masked already is never looked at again, and the rest is done until nothing changes: each pass that
     # changes something leaves less unmasked text, so this ends, and a second call finds nothing to do.
     while True:

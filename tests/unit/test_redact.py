@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from servelab.shared import redact as redact_module
 from servelab.shared.redact import is_secret_name, redact, redact_value
 
 SECRET = "sk-SENTINEL-333"
@@ -78,3 +79,28 @@ def test_twice_is_once_and_the_sentinel_never_survives() -> None:
         once = redact(text)
         assert SECRET not in once, text
         assert redact(once) == once, text
+
+
+def test_every_text_that_is_changed_has_a_trigger() -> None:
+    """redact() looks no further where no trigger is: so whatever the patterns change must have one."""
+    rng = random.Random(11)
+    words = [
+        "api",
+        "key",
+        "hf",
+        "token",
+        "access",
+        "bearer",
+        "Secret",
+        "client",
+        "password",
+        "pw",
+        "sk",
+        "gh",
+        "p",
+        "auth",
+    ]
+    for _ in range(4000):
+        name = rng.choice(["-", "_", ""]).join(rng.choices(words, k=rng.randint(1, 3)))
+        text = rng.choice(["{}={}", "--{} {}", "'{}': '{}'", "{} {}"]).format(name, rng.choice(["x1y2z3a4b5", SECRET]))
+        assert (redact_module._once(text) == text) or redact_module._TRIGGER.search(text), text
