@@ -18,7 +18,8 @@ from servelab.shared.sglang_flags import Flag, FlagsUnreadable, build_parser, re
 from servelab.shared.sglang_release import Release, ReleaseError, find_package, read_version
 
 FIXTURES = Path(__file__).parent / "fixtures" / "sglang"
-RELEASES = ("0.5.8", "0.5.9", "0.5.10", "0.5.12", "0.5.13", "0.5.15", "0.5.19", "0.5.20", "0.5.23")
+# Every release from the first supported one on.
+RELEASES = tuple(f"0.5.{number}" for number in range(8, 24))
 
 Flags = Callable[[str], list[Flag]]
 
