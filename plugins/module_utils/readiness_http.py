@@ -7,6 +7,7 @@ import time
 import urllib.error
 import urllib.request
 import uuid
+from pathlib import Path
 from typing import Any
 
 from .readiness import Answer
@@ -16,10 +17,27 @@ _LIMIT = 4 * 1024 * 1024
 _SENTENCE = "The quick brown fox jumps over the lazy dog while nine slow servers answer ten short questions. "
 
 
+_KEY: list[str] = []
+
+
+def use_key_of(prefix: str) -> None:
+    """From now on show the API key that the role keeps on this machine, below `prefix`, if there is one."""
+    _KEY.clear()
+    try:
+        key = Path(f"{prefix.rstrip('/')}/etc/servelab/secrets/api_key").read_text(encoding="utf-8").strip()
+    except OSError:
+        return
+    if key:
+        _KEY.append(key)
+
+
 def ask(url: str, timeout: float, body: Any = None) -> Answer:
     """GET, or POST of `body` as JSON. `timeout` in seconds; an error status is an Answer, not an error."""
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    headers = {"Content-Type": "application/json"}
+    if _KEY:
+        headers["Authorization"] = f"Bearer {_KEY[0]}"
+    request = urllib.request.Request(url, data, headers)
     begin = time.monotonic()
     try:
         with _DIRECT.open(request, timeout=timeout) as response:

@@ -56,6 +56,10 @@ options:
     description: Seconds for one completion.
     type: int
     default: 120
+  prefix:
+    description: Directory below which C(etc/servelab/secrets/api_key) is, where the server asks for a key.
+    type: path
+    default: ""
 attributes:
   check_mode:
     support: full
@@ -104,6 +108,7 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.servelab.sglang.plugins.module_utils.correctness_probe import probe
+from ansible_collections.servelab.sglang.plugins.module_utils.readiness_http import use_key_of
 
 
 def main() -> None:
@@ -119,10 +124,12 @@ def main() -> None:
             "known_answers": {"type": "list", "elements": "dict", "default": []},
             "tokens": {"type": "int", "default": 24},
             "timeout": {"type": "int", "default": 120},
+            "prefix": {"type": "path", "default": ""},
         },
         supports_check_mode=True,
     )
     asked = module.params
+    use_key_of(asked["prefix"])
     answer = probe(
         f"http://{asked['host']}:{asked['port']}",
         Path(asked["record_dir"]),

@@ -90,7 +90,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.servelab.sglang.plugins.module_utils.modes_evidence import judge
-from ansible_collections.servelab.sglang.plugins.module_utils.readiness_http import ask
+from ansible_collections.servelab.sglang.plugins.module_utils.readiness_http import ask, use_key_of
 from ansible_collections.servelab.sglang.plugins.module_utils.supervision import (
     SUPERVISOR_OPTIONS,
     Supervisor,
@@ -149,6 +149,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     asked = module.params
+    use_key_of(asked["prefix"])
     file = Path(f"{asked['prefix'].rstrip('/')}/{MODES}/{asked['mode']}.json")
     try:
         mode = json.loads(file.read_text(encoding="utf-8"))

@@ -124,13 +124,20 @@ invocation_id:
 """
 
 import os
+import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.servelab.sglang.plugins.module_utils.readiness import Look, judge
 from ansible_collections.servelab.sglang.plugins.module_utils.readiness_diagnosis import Exit
-from ansible_collections.servelab.sglang.plugins.module_utils.readiness_http import ask, complete, long_prompt
+from ansible_collections.servelab.sglang.plugins.module_utils.readiness_http import (
+    ask,
+    complete,
+    long_prompt,
+    use_key_of,
+)
 from ansible_collections.servelab.sglang.plugins.module_utils.supervision import (
     SUPERVISOR_OPTIONS,
     Supervisor,
@@ -170,6 +177,15 @@ def kernel_since(microseconds: int) -> str:
     finally:
         os.close(kernel)
     return "\n".join(lines)
+
+
+def refused_node(module: AnsibleModule, unit: str) -> str | None:
+    """The device node whose check before the start failed, None where that is not known."""
+    if module.params["supervisor"] != "systemd":
+        return None
+    _, out, _ = module.run_command(["systemctl", "show", unit, "--property=ExecStartPre"])
+    failed = re.search(r"argv\[\]=/usr/bin/test -c (\S+) ;(?:(?!argv\[\]).)*?code=exited ; status=1\b", out)
+    return failed[1] if failed else None
 
 
 def listeners(port: int) -> set[str]:
@@ -243,6 +259,8 @@ def take_a_look(module: AnsibleModule) -> tuple[Look, str]:
                 and begun < int(now.get("InactiveExitTimestampMonotonic") or 0)
             ),
         )
+        if not look.end.started:
+            look.end = replace(look.end, node=refused_node(module, asked["unit"]))
         look.elapsed = max(0.0, time.clock_gettime(time.CLOCK_MONOTONIC) - begun / 1e6) if begun else 0.0
         look.log = keeper.log(invocation)
         look.kernel = kernel_since(begun) if begun and look.active in ("failed", "inactive") else ""
@@ -283,6 +301,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
+    use_key_of(module.params["prefix"])
     look, invocation = take_a_look(module)
     verdict = judge(look)
     module.exit_json(

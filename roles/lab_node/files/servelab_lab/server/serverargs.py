@@ -5,6 +5,7 @@ A usage error ends the process as argparse does: usage and `sglang serve: error:
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -81,7 +82,7 @@ def parse(package: Path, argv: Sequence[str], profile: Profile) -> ServerArgs:
         parser, version = build_parser(read_flags(package)), read_version(package)
     except (FlagsUnreadable, ReleaseError) as error:
         raise Unsupported(str(error)) from error
-    values = vars(parser.parse_args(list(argv)))
+    values = vars(parser.parse_args(_with_config(list(argv))))
     for name in ("config", "help"):
         values.pop(name, None)
     command = shlex.join([sys.executable, "-m", "sglang.launch_server", *argv])
@@ -92,6 +93,22 @@ def parse(package: Path, argv: Sequence[str], profile: Profile) -> ServerArgs:
     graphs = {"decode": _graphs("full" if graph_max_batch(args) else "disabled", graph_batches(args))}
     graphs["prefill"] = _graphs("disabled", [])
     return replace(args, values={**args.values, "cuda_graph_config": graphs})
+
+
+def _with_config(argv: list[str]) -> list[str]:
+    """What stands in the file behind --config comes before the other words, as with SGLang; here it must be JSON."""
+    if "--config" not in argv:
+        return argv
+    at = argv.index("--config")
+    path = Path(argv[at + 1]) if len(argv) > at + 1 else None
+    try:
+        document = json.loads(path.read_text(encoding="utf-8")) if path else None
+    except (OSError, ValueError) as error:
+        raise Refused("ValueError", f"Failed to read config file {path}: {type(error).__name__}") from error
+    if not isinstance(document, dict):
+        raise Refused("ValueError", "Config file must contain a dictionary at root level")
+    words = [word for key, value in document.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+    return words + argv[:at] + argv[at + 2 :]
 
 
 def _graphs(backend: str, batches: list[int]) -> dict[str, Any]:
