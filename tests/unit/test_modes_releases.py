@@ -99,15 +99,22 @@ EXPERTS = (
     "rank, which is another way of serving."
 )
 
+EAGLE3_IS_NEWER = (
+    "{} needs SGLang >=0.5.10; {} is installed: since then Kimi's model classes can feed an EAGLE-3 draft."
+)
+
 # mode → release → the refusal, or the words that stand for the mode between ALWAYS and LIMIT and behind LIMIT.
 Words = tuple[list[str], list[str]]
 EXPECTED: dict[str, Callable[[str], str | Words]] = {
     "baseline": lambda release: (graphs(release), []),
     "custom_ar_pcie": lambda release: (["--mem-fraction-static", "0.55", *graphs(release)], ["--enable-p2p-check"]),
-    "eagle3": lambda release: (graphs(release), EAGLE3),
+    "eagle3": lambda release: (
+        (graphs(release), EAGLE3) if since(release, 10) else EAGLE3_IS_NEWER.format("EAGLE-3 speculation", release)
+    ),
     "eagle3_custom_ar": lambda release: (
-        ["--mem-fraction-static", "0.55", *graphs(release)],
-        [*EAGLE3, "--enable-p2p-check"],
+        (["--mem-fraction-static", "0.55", *graphs(release)], [*EAGLE3, "--enable-p2p-check"])
+        if since(release, 10)
+        else EAGLE3_IS_NEWER.format("Custom all-reduce over PCIe", release)
     ),
     "eagle3_adaptive": lambda release: (
         (
