@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 from ansible.errors import AnsibleFilterError
-from ansible_collections.servelab.sglang.plugins.module_utils import modes, modes_adaptive, modes_show
+from ansible_collections.servelab.sglang.plugins.module_utils import modes, modes_adaptive, modes_show, server_status
 from ansible_collections.servelab.sglang.plugins.module_utils.modes_unit import unit_command, unit_env, unit_word
 from ansible_collections.servelab.sglang.plugins.module_utils.redact import is_secret_name
 
@@ -66,6 +66,12 @@ def secret_variables(
             if is_secret_name(variable)
         ]
     return found
+
+
+def status_lines(servers: list[dict[str, Any]], patch: dict[str, Any], gpus: list[dict[str, Any]]) -> list[str]:
+    """What playbooks/status.yml prints; `patch` is what sglang_patch says in check mode."""
+    known = patch.get("shape") is not None and not patch.get("failed")
+    return server_status.lines(servers, patch.get("manifest_sha256") is not None if known else None, gpus)
 
 
 def render_mode(
@@ -129,6 +135,7 @@ class FilterModule:
             "load_modes": load_modes,
             "mode_errors": mode_errors,
             "render_mode": render_mode,
+            "status_lines": status_lines,
             "secret_variables": secret_variables,
             "adaptive_errors": adaptive_errors,
             "mode_table": mode_table,
