@@ -10,7 +10,6 @@ import yaml
 from ansible.errors import AnsibleFilterError
 from ansible_collections.servelab.sglang.plugins.module_utils import modes, modes_adaptive, modes_show, server_status
 from ansible_collections.servelab.sglang.plugins.module_utils.modes_unit import unit_command, unit_env, unit_word
-from ansible_collections.servelab.sglang.plugins.module_utils.redact import is_secret_name
 
 
 def load_modes(directories: list[str]) -> dict[str, Any]:
@@ -47,25 +46,6 @@ def mode_errors(
         except modes.ModeError as error:
             errors += error.errors
     return list(dict.fromkeys(errors))
-
-
-def secret_variables(
-    catalogue: dict[str, Any], names: list[str], settings: dict[str, Any], env: dict[str, Any] | None = None
-) -> list[str]:
-    """A sentence for every secret among the environment of the modes `names`: everybody can read a unit's."""
-    found: list[str] = []
-    for name in names:
-        try:
-            rendered = modes.render(catalogue, name, settings, None, env)
-        except modes.ModeError:  # mode_errors says it.
-            continue
-        found += [
-            f"{variable} must not be in the environment of mode {name}, because everybody on the machine can read a "
-            "unit's (systemctl show); use sglang_server_hf_token, sglang_server_api_key or sglang_server_admin_api_key."
-            for variable in rendered["env"]
-            if is_secret_name(variable)
-        ]
-    return found
 
 
 def status_lines(servers: list[dict[str, Any]], patch: dict[str, Any], gpus: list[dict[str, Any]]) -> list[str]:
@@ -136,7 +116,6 @@ class FilterModule:
             "mode_errors": mode_errors,
             "render_mode": render_mode,
             "status_lines": status_lines,
-            "secret_variables": secret_variables,
             "adaptive_errors": adaptive_errors,
             "mode_table": mode_table,
             "mode_merged": mode_merged,

@@ -65,13 +65,16 @@ def lines(servers: Sequence[Mapping[str, Any]], patched: bool | None, gpus: Sequ
     for server in servers:
         unit, found = server["unit"], server["figures"]
         owner = _OWNERS.get(str(server.get("owner")), "by hand or at boot")
-        said.append(f"{server['mode']} runs since {age(server['seconds'])} ({unit}, started {owner}; {server['health']})")
+        said.append(
+            f"{server['mode']} runs since {age(server['seconds'])} ({unit}, started {owner}; {server['health']})"
+        )
         release = found["release"] or server.get("release") or "?"
         state = {True: "all-reduce patch in place", False: "unpatched", None: "patch state unknown"}[patched]
         said.append(f"  stack: SGLang {release}, {state}; model {found['model'] or '?'}")
+        pool = f"KV cache {_percent(found['kv_use'])} of {_figure(found['kv_tokens'], 'd')} tokens"
+        accepted = _figure(found["accept_length"], ".2f", "none")
         said.append(
-            f"  now: {_figure(found['tok_s'], '.1f')} tok/s, accept length {_figure(found['accept_length'], '.2f', 'none')}, "
-            f"KV cache {_percent(found['kv_use'])} of {_figure(found['kv_tokens'], 'd')} tokens, "
+            f"  now: {_figure(found['tok_s'], '.1f')} tok/s, accept length {accepted}, {pool}, "
             f"{_figure(found['running'], '.0f')} running, {_figure(found['queue'], '.0f')} waiting"
         )
         if found["simulated"]:
@@ -79,10 +82,8 @@ def lines(servers: Sequence[Mapping[str, Any]], patched: bool | None, gpus: Sequ
     if not servers:
         said.append("No server of a mode runs.")
     for gpu in gpus:
-        said.append(
-            f"  GPU {gpu['index']}: {_figure(gpu['memory_used_mib'], 'd')} of {_figure(gpu['memory_total_mib'], 'd')} MiB"
-            f", {gpu['name'] or '?'}"
-        )
+        memory = f"{_figure(gpu['memory_used_mib'], 'd')} of {_figure(gpu['memory_total_mib'], 'd')} MiB"
+        said.append(f"  GPU {gpu['index']}: {memory}, {gpu['name'] or '?'}")
     return said
 
 
