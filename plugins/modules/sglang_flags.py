@@ -26,6 +26,10 @@ options:
         written as JSON.
     type: dict
     default: {}
+  env:
+    description: The mode's environment variables. What does nothing in the installed release is a notice.
+    type: dict
+    default: {}
 attributes:
   check_mode:
     description: Runs in check mode, as it changes nothing.
@@ -73,6 +77,7 @@ release:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.servelab.sglang.plugins.module_utils.sglang_env import notices as env_notices
 from ansible_collections.servelab.sglang.plugins.module_utils.sglang_flags import FlagsUnreadable, read_flags, resolve
 from ansible_collections.servelab.sglang.plugins.module_utils.sglang_release import (
     ReleaseError,
@@ -86,6 +91,7 @@ def main() -> None:
         argument_spec={
             "package_dir": {"type": "str", "required": True},
             "args": {"type": "dict", "default": {}},
+            "env": {"type": "dict", "default": {}},
         },
         supports_check_mode=True,
     )
@@ -99,6 +105,7 @@ def main() -> None:
     try:
         release = read_version(package_dir)
         result = resolve(read_flags(package_dir), module.params["args"], f"SGLang {release}")
+        result.notices.extend(env_notices(module.params["env"], module.params["args"], package_dir, release))
     except (ReleaseError, FlagsUnreadable, OSError) as error:
         module.fail_json(msg=str(error))
     module.exit_json(changed=False, argv=result.argv, errors=result.errors, notices=result.notices, release=release)
