@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class Sim:
         *flags: str,
         port: int | None = None,
         environ: Mapping[str, str] | None = None,
+        before: Sequence[str] = (),
         **config: Any,
     ) -> None:
         self.port = port or free_port()
@@ -58,7 +59,8 @@ class Sim:
             **(environ or {}),
         }
         self.out, self.err = directory / f"{self.port}.out", directory / f"{self.port}.err"
-        command = [sys.executable, "-m", "servelab_lab.server", "--model-path", "/m", "--port", str(self.port), *flags]
+        command = [*before, sys.executable, "-m", "servelab_lab.server", "--model-path", "/m"]
+        command += ["--port", str(self.port), *flags]
         with self.out.open("wb") as out, self.err.open("wb") as err:
             # Its own session, so that children which outlive it can be found and ended.
             self.process = subprocess.Popen(command, env=environment, stdout=out, stderr=err, start_new_session=True)
