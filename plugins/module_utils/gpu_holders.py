@@ -160,32 +160,39 @@ def _fd_directories(pid_dir: str) -> Iterator[str]:
 def _open_nodes(nodes: Nodes, pid_dir: str) -> set[str]:
     """Names of the nodes a process holds open. Raises PermissionError when it may not be looked at."""
     held: set[str] = set()
-    directories = iter(_fd_directories(pid_dir))
-    for directory in directories:
-        descriptors = os.listdir(directory)
-        for descriptor in descriptors:
-            path = f"{directory}/{descriptor}"
-            try:
-                target = os.readlink(path)
-            except FileNotFoundError:
-                continue  # closed in between
-            # Sockets, pipes, memfds and anonymous inodes are most of what a server holds, and no stat is needed.
-            if target[:1] != "/" or target.startswith("/memfd:"):
-                continue
-            try:
-                name = _held_node(nodes, os.stat(path), target)
-            except FileNotFoundError:
-                continue
-            except OSError:
-                # Seen on files of a user's FUSE mount. No device can be opened there, so only a node's name alarms.
-                if os.path.basename(target).startswith("nvidia"):
-                    raise
-                continue
-            if name:
-                held.add(name)
+    for directory in _fd_directories(pid_dir):
+        # Names relative to an open directory: a tenth of the time is the kernel's way from / down to it.
+        place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            descriptors = os.listdir(place)
+            for descriptor in descriptors:
+                if name := _node_behind(nodes, place, descriptor):
+                    held.add(name)
+        finally:
+            os.close(place)
         if descriptors:
             break  # the ordinary case: no need to look at single threads
     return held
+
+
+def _node_behind(nodes: Nodes, place: int, descriptor: str) -> str | None:
+    """The name of the node behind one descriptor; None when it is none, or closed by now."""
+    try:
+        target = os.readlink(descriptor, dir_fd=place)
+        # Sockets, pipes, memfds and anonymous inodes are most of what a server holds, and no stat is needed.
+        if target[:1] != "/" or target.startswith("/memfd:"):
+            return None
+    except FileNotFoundError:
+        return None
+    try:
+        return _held_node(nodes, os.stat(descriptor, dir_fd=place), target)
+    except FileNotFoundError:
+        return None
+    except OSError:
+        # Seen on files of a user's FUSE mount. No device can be opened there, so only a node's name alarms.
+        if os.path.basename(target).startswith("nvidia"):
+            raise
+        return None
 
 
 def _mapped_nodes(nodes: Nodes, pid_dir: str) -> set[str]:
