@@ -37,7 +37,7 @@ TTFT_US, GAP_US, TOKENS = 100_000, 10_000, 128
 REQUEST_S = (TTFT_US + (TOKENS - 1) * GAP_US) / 1e6
 SERVER_CORE, CLIENT_CORE = 0, 1
 PATIENCE_S = 100  # for one run of one client
-QUIET = 0.5  # load average above which figures are none
+QUIET = 0.97  # share of all cores that must be idle before, or figures are none
 MARKS = ("<!-- bench-client: figures -->", "<!-- bench-client: end -->")
 
 HEADER = (
@@ -307,6 +307,17 @@ def measure(client: Client, load: str, seconds: float, start: Start, out: Path, 
     )
 
 
+def idle_share(seconds: float) -> float:
+    def read() -> tuple[int, int]:
+        ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        return ticks[3] + ticks[4], sum(ticks)
+
+    idle, total = read()
+    time.sleep(seconds)
+    later_idle, later_total = read()
+    return (later_idle - idle) / (later_total - total)
+
+
 def machine() -> str:
     model = next(
         (x.split(":")[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x), "?"
@@ -335,16 +346,16 @@ def main() -> None:
         stack.callback(process.wait)
         stack.callback(process.terminate)
         time.sleep(0.2)
-        busy = os.getloadavg()[0]
+        idle = idle_share(3)
         lines: list[str] = []
 
         def say(line: str) -> None:
             lines.append(line)
             print(line, flush=True)
 
-        say(f"{machine()}; load average before {busy:.2f}.")
-        if busy > QUIET:
-            say(f"NOT A FIGURE: this machine is busy (load average above {QUIET})")
+        say(f"{machine()}; {idle:.0%} of it idle before.")
+        if idle < QUIET:
+            say("NOT A FIGURE: something else works on this machine")
         say(f"TTFT {TTFT_US / 1000:g} ms, then a token every {GAP_US / 1000:g} ms, {TOKENS} tokens; chat, streamed\n")
         say(HEADER)
         ours = Client("servelab load", our_command, our_figures)
@@ -367,7 +378,7 @@ def main() -> None:
                         say(measure(client, load, args.seconds, starts[client.name], out, notes))
                         if out.is_dir():
                             shutil.rmtree(out)
-    if args.into is not None and busy <= QUIET:
+    if args.into is not None and idle >= QUIET:
         write(args.into, lines)
 
 
