@@ -16,7 +16,7 @@ package() { # name version depends [library]
     if [ -n "${4:-}" ]; then
         cp "/$lib/$4.so.$right" "$root/$lib/$4.so.$2"
     fi
-    dpkg-deb -q --build "$root" "$1_$2.deb"
+    dpkg-deb --build "$root" "$1_$2.deb" > /dev/null
     {
         dpkg-deb -f "$1_$2.deb"
         echo "Filename: ./$1_$2.deb"
