@@ -14,6 +14,7 @@ from servelab.load.wire import Exchange, Wire
 TICK = SECOND // 4
 AFTER_FAILURE = SECOND // 5  # a slot whose request failed waits, or a dead server would be hammered
 FEW_FAILURES = 10
+SPIN = 150e-6  # seconds
 QUIET = SECOND // 500  # nothing is due for so long: a request may be made meanwhile
 
 
@@ -99,7 +100,8 @@ def run(
         behind = launching and len(ready) < shape.ahead and (not shape.exact or due is None or due - now > QUIET)
         left = 0.0 if behind else max(0, until - now) / SECOND
         if shape.exact and left:
-            wire.wait(left)
+            if left > SPIN:  # a timer wakes up late; the last moment is spent looking instead
+                wire.wait(left - SPIN)
             left = 0.0
         ended = wire.turn(left)
         now = clock()
