@@ -28,8 +28,11 @@ COMMANDS = {
 }
 
 
+INTERRUPTED = 130  # as a shell has it for SIGINT
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand; returns its exit status (2: wrong usage, as argparse has it)."""
+    """Run one subcommand; returns its exit status (2: wrong usage, as argparse has it; 130: interrupted)."""
     words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
         prog="servelab", description="Measure and compare ways of serving a large language model with SGLang."
@@ -48,7 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(words)
     if run is None:  # argparse has already left for everything but an option before the command
         parser.error("the command comes first, then its options")
-    return int(run(args))
+    try:
+        return int(run(args))
+    except KeyboardInterrupt:
+        print(f"servelab {asked}: interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
 if __name__ == "__main__":

@@ -209,6 +209,17 @@ def test_a_signal_ends_cleanly_with_what_there_is(
     assert json.loads((out / "progress.json").read_text())["state"] == "done"
 
 
+def test_an_interruption_before_there_is_anything_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("servelab.load.setup.options", interrupted)
+    assert load("http://127.0.0.1:1", tmp_path / "out") == 130
+    assert capsys.readouterr().err == "servelab load: interrupted\n"
+
+
 def test_what_a_killed_client_had_measured_can_be_recovered(
     serve: Callable[[Script], KnownTruthServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
