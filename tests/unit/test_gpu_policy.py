@@ -84,6 +84,22 @@ def test_what_survived_a_proof_or_a_stopped_server_goes_too(owner):
     assert pids(plan(view("guest", in_unit(1502), owners={UNIT: owner}))["release"]) == [1502]
 
 
+def test_what_our_own_supervisor_knows_needs_no_cgroup():
+    kept = holder(7, unit=UNIT, supervised=True, cgroup="/user.slice/session-3.scope", stop=f"supervise.py stop {UNIT}")
+    assert pids(plan(view("guest", kept, owners=BENCH))["release"]) == [7]
+    # The name alone is nobody's word.
+    assert pids(plan(view("guest", kept | {"supervised": False}, owners=BENCH))["refuse"]) == [7]
+    (refused,) = plan(view("guest", kept, owners={UNIT: "serve"}))["refuse"]
+    assert refused["action"] == f"a server in use: `supervise.py stop {UNIT}`, or set bench_stop_ok=true"
+
+
+def test_processes_that_nobody_could_look_at_may_be_allowed():
+    clean = {"guest": {"clean": True, "reasons": []}}
+    decided = plan(view("guest", complete=False))
+    assert why_not_clean(decided, clean)
+    assert why_not_clean(decided, clean, unseen_ok=True) == []
+
+
 @pytest.mark.parametrize("owners", [{}, {UNIT: "serve"}, {UNIT: ""}, {"servelab-eagle3.service": "bench"}])
 def test_a_server_in_use_is_refused_and_named(owners):
     decided = plan(view("guest", in_unit(1502), owners=owners))
