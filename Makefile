@@ -41,10 +41,11 @@ demo: preflight-or-local venv ## run it: lab, site.yml, bench.yml for two modes 
 lab: preflight venv ## only the lab and its guest, provisioned
 	ansible-playbook site.yml
 
-lab-down: venv ## remove the lab: containers, bridge, rules, state
+lab-down: venv ## remove the lab: containers, bridge, rules, state; and what stands in .lab
 	ansible-playbook -i inventory/local playbooks/lab_down.yml
-	[ -n "$$(scripts/preflight.sh --why)" ] || scripts/preflight.sh --removal
-	[ -z "$$(scripts/preflight.sh --why)" ] || exit 0; \
+	SERVELAB_PREFIX=$(CURDIR)/.lab/test ansible-playbook -i inventory/local playbooks/lab_down.yml
+	if [ -n "$$(scripts/preflight.sh --why)" ]; then exit 0; fi; \
+	scripts/preflight.sh --removal; \
 	status=0; \
 	ansible-playbook playbooks/lab_down.yml || status=$$?; \
 	SERVELAB_LAB=$(TEST_LAB) ansible-playbook playbooks/lab_down.yml || status=$$?; \
@@ -52,7 +53,7 @@ lab-down: venv ## remove the lab: containers, bridge, rules, state
 	exit $$status
 
 clean: lab-down ## lab-down, and the caches, the environment and build products; results stay
-	ansible-playbook playbooks/lab_down.yml -e lab_node_purge_cache=true
+	[ -n "$$(scripts/preflight.sh --why)" ] || ansible-playbook playbooks/lab_down.yml -e lab_node_purge_cache=true
 	rm -rf $(VENV) build dist .ansible .mypy_cache .pytest_cache .ruff_cache
 
 .PHONY: readme
