@@ -4,7 +4,7 @@ import pytest
 
 from servelab.load import metrics
 from servelab.load.capture import Record
-from servelab.load.metrics import Tally, Window, percentile, reasons_invalid, spread, steady_window
+from servelab.load.metrics import Tally, Window, reasons_invalid, spread, steady_window
 from servelab.load.session import clock_stepped
 from servelab.shared.sse import Reply
 
@@ -35,8 +35,9 @@ def test_an_end_and_a_start_at_one_moment_are_no_gap_in_the_mean() -> None:
 
 
 def test_percentile_is_nearest_rank() -> None:
-    values = [float(x) for x in range(1, 11)]
-    assert [percentile(values, p) for p in (0, 10, 50, 51, 90, 99, 100)] == [1, 1, 5, 6, 9, 10, 10]
+    found = spread([float(x) for x in (7, 2, 10, 4, 5, 6, 1, 8, 9, 3)], 662)
+    assert (found["p50"], found["p90"], found["p99"]) == (5, 9, 10)
+    assert spread([4.0, 2.0, 3.0], 662)["p50"] == 3
 
 
 def test_percentiles_need_enough_requests() -> None:
@@ -245,9 +246,11 @@ def test_inter_token_latency_by_hand() -> None:
 
 
 def test_weighted_percentiles() -> None:
-    found = metrics.weighted_spread([3.0, 1.0, 2.0], [1, 98, 901], 1000)
+    found = metrics.weighted_spread({1: [3.0], 98: [1.0], 901: [2.0]}, 1000)
     assert (found["p50"], found["p90"], found["p99"], found["n"]) == (2.0, 2.0, 2.0, 1000)
-    assert metrics.weighted_spread([3.0, 1.0], [11, 989], 1000)["p99"] == 3.0  # the 990th of 1000
+    assert metrics.weighted_spread({11: [3.0], 989: [1.0]}, 1000)["p99"] == 3.0  # the 990th of 1000
+    assert metrics.weighted_spread({2: [4.0, 1.0, 3.0, 2.0]}, 1000)["p50"] == 2.0  # the 4th of 1 1 2 2 3 3 4 4
+    assert metrics.weighted_spread({1: [5.0], 2: [1.0]}, 1000, 10)["mean"] == pytest.approx(70 / 3, rel=1e-5)
     assert found["mean"] == pytest.approx(1.903)
 
 

@@ -7,12 +7,13 @@ inside the window, whichever request they belong to.
 
 from __future__ import annotations
 
+import heapq
 import math
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import Any
 
 from servelab.load.arrivals import STEADY
@@ -131,47 +132,43 @@ def open_window(intervals: Iterable[tuple[int, int]], start: int, end: int) -> W
     return Window(start, end, area / (end - start))
 
 
-def percentile(ordered: Sequence[float], p: float) -> float:
-    """Nearest rank over ascending values: the smallest that at least p % of the values do not exceed."""
-    return ordered[max(0, math.ceil(p / 100 * len(ordered)) - 1)]
+def spread(values: Iterable[float], requests: int, unit: float = 1.0) -> dict[str, float | int | None]:
+    """mean, p50, p90, p99 and n of values × `unit`; a percentile that `requests` requests do not support is null."""
+    return weighted_spread({1: values}, requests, unit)
 
 
-def spread(values: Iterable[float], requests: int) -> dict[str, float | int | None]:
-    """mean, p50, p90, p99 and n; a percentile that `requests` requests do not support is null."""
-    ordered = sorted(values)
-    if not ordered:
+def weighted_spread(
+    values: Mapping[int, Iterable[float]], requests: int, unit: float = 1.0
+) -> dict[str, float | int | None]:
+    """The same for values by how many times each stands. Large levels have millions: nothing is copied but to be sorted."""
+    groups = {weight: sorted(group) for weight, group in values.items()}
+    n = sum(weight * len(group) for weight, group in groups.items())
+    if not n:
         return {"mean": None, "p50": None, "p90": None, "p99": None, "n": 0}
+    found = _percentiles(groups, n, (50, 90, 99))
     return {
-        "mean": _figure(math.fsum(ordered) / len(ordered)),
-        "p50": _figure(percentile(ordered, 50)),
-        "p90": _figure(percentile(ordered, 90)) if requests >= P90_REQUESTS else None,
-        "p99": _figure(percentile(ordered, 99)) if requests >= P99_REQUESTS else None,
-        "n": len(ordered),
+        "mean": _figure(sum(weight * math.fsum(group) for weight, group in groups.items()) / n * unit),
+        "p50": _figure(found[0] * unit),
+        "p90": _figure(found[1] * unit) if requests >= P90_REQUESTS else None,
+        "p99": _figure(found[2] * unit) if requests >= P99_REQUESTS else None,
+        "n": n,
     }
 
 
-def weighted_spread(values: Sequence[float], weights: Sequence[int], requests: int) -> dict[str, float | int | None]:
-    """The same where value i stands `weights[i]` times."""
-    total = sum(weights)
-    if not total:
-        return spread((), requests)
-    ordered = sorted(zip(values, weights, strict=True))
-
-    def rank(p: float) -> float:
-        left = math.ceil(p / 100 * total)
-        for value, weight in ordered:
-            left -= weight
-            if left <= 0:
-                return value
-        return ordered[-1][0]
-
-    return {
-        "mean": _figure(math.fsum(value * weight for value, weight in ordered) / total),
-        "p50": _figure(rank(50)),
-        "p90": _figure(rank(90)) if requests >= P90_REQUESTS else None,
-        "p99": _figure(rank(99)) if requests >= P99_REQUESTS else None,
-        "n": total,
-    }
+def _percentiles(groups: Mapping[int, Sequence[float]], n: int, wanted: Sequence[int]) -> list[float]:
+    if len(groups) == 1:
+        ((weight, ordered),) = groups.items()
+        return [ordered[math.ceil(math.ceil(p / 100 * n) / weight) - 1] for p in wanted]
+    ranks = [math.ceil(p / 100 * n) for p in wanted]
+    found: list[float] = []
+    passed = 0
+    for value, weight in heapq.merge(*(zip(group, repeat(weight)) for weight, group in groups.items())):
+        passed += weight
+        while passed >= ranks[len(found)]:
+            found.append(value)
+            if len(found) == len(ranks):
+                return found
+    raise AssertionError("the ranks are within the values")
 
 
 def tokens_between(reply: Reply, start: int, end: int) -> float:
@@ -228,8 +225,7 @@ class Tally:
     due_in_window: int = 0
     ended_in_window: int = 0
     ttfa: array[float] = field(default_factory=lambda: array("d"))
-    itl: array[float] = field(default_factory=lambda: array("d"))
-    itl_tokens: array[int] = field(default_factory=lambda: array("q"))
+    itl: dict[int, array[float]] = field(default_factory=dict)  # by the tokens that came together
     ttft: array[float] = field(default_factory=lambda: array("d"))
     e2e: array[float] = field(default_factory=lambda: array("d"))
     tpot: array[float] = field(default_factory=lambda: array("d"))
@@ -317,8 +313,9 @@ class Tally:
                 return
             waited += gap  # a delta without a token of its own passes its time on
             if tokens > 0:
-                self.itl.append(waited / tokens)
-                self.itl_tokens.append(tokens)
+                if tokens not in self.itl:
+                    self.itl[tokens] = array("d")
+                self.itl[tokens].append(waited / tokens)
                 waited = 0
 
     def summary(self, concurrency: int | None, scale: float, stamped: bool, cpu_share: float) -> dict[str, Any]:
@@ -330,8 +327,8 @@ class Tally:
         n = self.requests
         gaps = len(self.gaps)
         merged = self.merged / gaps if gaps else None
-        lag = sorted(self.lag) if stamped else []
-        late = sorted(self.late)
+        lag = spread(self.lag, P99_REQUESTS, ms) if stamped else None
+        late = spread(self.late, P99_REQUESTS, ms)
         failed = sum(self.errors.values())
         n_tpot = len(self.tpot)
         return {
@@ -354,12 +351,12 @@ class Tally:
             "arrived_per_s": _figure(self.due_in_window / seconds) if seconds else None,
             "ended_per_s": _figure(self.ended_in_window / seconds) if seconds else None,
             "goodput": self._goodput(seconds, scale),
-            "ttft_ms": spread((x * ms for x in self.ttft), n),
-            "ttfa_ms": spread((x * ms for x in self.ttfa), n),
-            "tpot_ms": spread((x * ms for x in self.tpot), n),
-            "chunk_gap_ms": spread((x * ms for x in self.gaps), n),
-            "itl_ms": weighted_spread([x * ms for x in self.itl], self.itl_tokens, n),
-            "e2e_ms": spread((x * ms for x in self.e2e), n),
+            "ttft_ms": spread(self.ttft, n, ms),
+            "ttfa_ms": spread(self.ttfa, n, ms),
+            "tpot_ms": spread(self.tpot, n, ms),
+            "chunk_gap_ms": spread(self.gaps, n, ms),
+            "itl_ms": weighted_spread(self.itl, n, ms),
+            "e2e_ms": spread(self.e2e, n, ms),
             "prompt_tokens_mean": _figure(self.prompt_tokens / n) if n else None,
             "cached_tokens_mean": _figure(self.cached_tokens / n) if self.cached_tokens is not None else None,
             "reasoning_tokens_mean": _figure(self.reasoning_tokens / n) if self.reasoning_tokens is not None else None,
@@ -368,9 +365,9 @@ class Tally:
             "accept_length_from": "requests" if self.verify_steps else None,
             "self": {
                 "cpu_share": round(cpu_share, 4),
-                "lag_p50_ms": _figure(percentile(lag, 50) * ms) if lag else None,
-                "lag_p99_ms": _figure(percentile(lag, 99) * ms) if lag else None,
-                "late_send_p99_ms": _figure(percentile(late, 99) * ms) if late else None,
+                "lag_p50_ms": lag["p50"] if lag else None,
+                "lag_p99_ms": lag["p99"] if lag else None,
+                "late_send_p99_ms": late["p99"],
                 "merged_share": round(merged, 5) if merged is not None else None,
                 "unstamped_reads": self.unstamped if stamped else None,
                 "reads": self.reads,
