@@ -140,7 +140,7 @@ def spread(values: Iterable[float], requests: int, unit: float = 1.0) -> dict[st
 def weighted_spread(
     values: Mapping[int, Iterable[float]], requests: int, unit: float = 1.0
 ) -> dict[str, float | int | None]:
-    """The same for values by how many times each stands. Large levels have millions: nothing is copied but to be sorted."""
+    """The same for values by how many times each stands. Large levels have millions: one copy, to sort them."""
     groups = {weight: sorted(group) for weight, group in values.items()}
     n = sum(weight * len(group) for weight, group in groups.items())
     if not n:
