@@ -164,7 +164,9 @@ def _asked_to_stop(lines: list[str]) -> bool:
 
 
 def _refused_before_the_start(end: Exit, text: str) -> Diagnosis:
-    what = end.node or "a GPU device node"
+    # systemd tells the node (`end.node`), our own supervisor writes the check that refused into the log.
+    logged = re.search(r"/usr/bin/test -c (\S+) refused", text)
+    what = end.node or (logged[1] if logged else "a GPU device node")
     return Diagnosis(
         "device nodes",
         f"a check before the start refused: {what} is missing or is not a character device",

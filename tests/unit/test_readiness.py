@@ -226,6 +226,13 @@ def test_a_refused_check_before_the_start_is_not_a_server_error() -> None:
     assert "device node" in diagnose("", Exit("exited", 1, "exit-code", started=False)).cause
 
 
+def test_a_refused_check_names_its_node() -> None:
+    end = Exit("exited", 1, "exit-code", started=False, node="/dev/nvidia3")
+    assert diagnose("", end).cause.startswith("a check before the start refused: /dev/nvidia3 is missing or is not")
+    log = "supervise: /usr/bin/test -c /dev/nvidia9 refused: status 1\n"
+    assert "/dev/nvidia9 is missing" in diagnose(log, Exit(started=False)).cause
+
+
 def test_host_memory_is_not_gpu_memory() -> None:
     found = diagnose("[2026-01-01 00:00:00 TP0] Load weight begin.\n", Exit("killed", 9, "oom-kill"))
     assert found.name == "host out of memory"
