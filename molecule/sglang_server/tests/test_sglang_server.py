@@ -285,7 +285,7 @@ def said(play) -> dict[str, str]:
             "kernel needs more shared memory than sm_120 has.",
             "Choose another attention backend",
         ),
-        ("garbage_output", "wrong: The completion is nothing but '!'", ""),
+        ("garbage_output", "wrong: Wrong output: every answer is one token repeated ('!!!!", ""),
         ("fell_back_to_nccl", "the custom all-reduce could not be set up", ""),
     ],
 )
