@@ -22,6 +22,7 @@ from pathlib import Path
 PINS = [
     "airportsdata==20261103",
     "ansible-core==2.21.5",
+    "annotated-types==0.8.0",
     "apache-tvm-ffi==0.1.11",
     "blobfile==3.3.0",
     "cffi==2.1.1",
