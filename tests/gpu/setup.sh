@@ -11,6 +11,8 @@ mkdir -p "$prefix/opt/servelab" "$prefix/models"
 python3 -m venv --without-pip "$stack"
 site="$(echo "$stack"/lib/python3*/site-packages)"
 tar --extract --file "$archive" --directory "$site"
+# Kernels are compiled when the server starts: a unit's PATH begins with the stack.
+ln -s "$(command -v ninja)" "$stack/bin/ninja"
 # After the stack's own packages, so that those win.
 echo "$torch" > "$site/torch.pth"
 "$stack/bin/python" "$here/make_model.py" "$prefix/models"
