@@ -28,7 +28,7 @@ def test_every_failure_of_the_switchboard_is_met(name):
 
 
 # Their alternatives change too few so far; who adds to one takes it out here.
-LACKING = {"bench", "collectives", "gpu_clean"}
+LACKING = {"bench", "collectives"}
 
 
 @pytest.mark.parametrize(
