@@ -83,6 +83,10 @@ bench-client: venv ## how wrong and how dear the load client is, against a serve
 bench-roles: venv ## time and round trips of a run that changes nothing, on machines that are converged (INVENTORY=inventory/lab)
 	python bench/round_trips.py --inventory $(or $(INVENTORY),inventory/lab)
 
+.PHONY: test-stack
+test-stack: preflight venv ## the full stack (4 GB to fetch) in a lab of its own: installed, proved, serving on the CPU
+	scripts/test_stack.sh
+
 molecule: preflight-or-local venv ## the roles and the two commands, end to end on real LXC
 	scripts/molecule.sh $(ROLE)
 

@@ -35,5 +35,5 @@ def install_failure(text: str) -> str:
                 "expected. Get it again from a source that you trust, or lock again."
             )
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if re.match(r"(ERROR|error|  ×|×)", line)]
-    return " ".join((errors or lines or ["No reason was given."])[-3:])
+    errors = [line for line in lines if re.match(r"(ERROR|error|cause)", line)]
+    return " ".join((errors or lines or ["No reason was given."])[:4])

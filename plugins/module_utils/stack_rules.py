@@ -23,8 +23,12 @@ _NVCC = re.compile(r"\brelease (\d+\.\d+)\b")
 # They come with the driver, never with a wheel.
 DRIVER_LIBRARIES = frozenset({"libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1", "libnvcuvid.so.1"})
 
-# Optional parts of other people's wheels; whoever uses them brings what they need.
-PLUGINS: frozenset[str] = frozenset()
+# Parts of wheels that are opened only where what they need is there: one of FFmpeg's releases, RDMA and MPI transports,
+# thread pools, and the hooks for CUDA 12 that come beside those for CUDA 13.
+OPTIONAL = re.compile(
+    r"torchcodec/|nvidia/nvshmem/lib/nvshmem_(transport|bootstrap)_|nvidia/cu13/lib/libcufile_rdma\.so"
+    r"|numba/np/ufunc/(omp|tbb)pool\.|torch_memory_saver_hook_mode_[a-z]+(_cu12)?\.abi3\.so"
+)
 
 
 def cuda_of(version: str) -> str | None:
@@ -159,11 +163,11 @@ def unresolved(needed: Mapping[str, Iterable[str]], provided: Collection[str], t
     """Which shared libraries nothing provides.
 
     needed: file → sonames that it asks the loader for. provided: sonames in the stack and in the system.
-    tolerated: sonames that may be missing (the driver's, on a machine without one).
+    tolerated: sonames that may be missing (the driver's, where there is none). OPTIONAL files are left out.
     """
     missing: dict[str, list[str]] = {}
     for path, names in needed.items():
-        for name in names:
+        for name in [] if OPTIONAL.match(path) else names:
             if name not in provided and name not in tolerated:
                 missing.setdefault(name, []).append(path)
     return [

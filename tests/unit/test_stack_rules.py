@@ -150,3 +150,18 @@ def test_a_library_that_nobody_brings():
         "libcudart.so.12 is in no wheel and not in the system, and sgl_kernel/sm100/common_ops.abi3.so needs it."
     ]
     assert len(stack_rules.unresolved(needed, provided, ())) == 2
+
+
+def test_parts_that_nobody_opens_may_lack_what_they_need():
+    """As 0.5.23's wheels have them; the hook for CUDA 13 is not optional."""
+    needed = {
+        "torchcodec/libtorchcodec_core7.so": ["libavcodec.so.61"],
+        "nvidia/nvshmem/lib/nvshmem_bootstrap_mpi.so.3": ["libmpi.so.40"],
+        "nvidia/cu13/lib/libcufile_rdma.so.1": ["libibverbs.so.1"],
+        "numba/np/ufunc/tbbpool.cpython-313-x86_64-linux-gnu.so": ["libtbb.so.12"],
+        "torch_memory_saver_hook_mode_preload.abi3.so": ["libcudart.so.12"],
+        "torch_memory_saver_hook_mode_torch_cu12.abi3.so": ["libcudart.so.12"],
+    }
+    assert stack_rules.unresolved(needed, set(), ()) == []
+    needed = {"torch_memory_saver_hook_mode_torch_cu13.abi3.so": ["libcudart.so.13"]}
+    assert len(stack_rules.unresolved(needed, set(), ())) == 1

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-OWN, OTHER, PROOF = "/opt/servelab/cuda-13.0", "/srv/other/cuda", "/srv/other/proof"
+OWN, OTHER, PROOF, APT = "/opt/servelab/cuda-13.0", "/srv/other/cuda", "/srv/other/proof", "/srv/other/apt"
 KERNEL = "__global__ void k(float *x) { x[threadIdx.x] *= 2.0f; }\\nint main() { k<<<1, 32>>>(nullptr); return 0; }\\n"
 
 
@@ -28,6 +28,7 @@ def test_a_persons_kernel_compiles_and_links(guest, prefix, architecture):
         (OWN, f"{OWN}/cuda", ["sm_120a"]),
         (OTHER, f"{OTHER}/cuda", ["sm_100a", "sm_90"]),
         (PROOF, f"{OTHER}/cuda", ["sm_80"]),
+        (APT, f"{APT}/cuda", ["sm_120f"]),
     ],
 )
 def test_what_was_proved_is_written_down(guest, prefix, home, architectures):
@@ -44,9 +45,44 @@ def test_extra_arguments_and_packages_arrive(guest):
     assert guest.run(f"find {OTHER}/lib -path '*nvidia*' -name '*.pyc'").stdout == ""
 
 
-def test_no_driver_came_in(guest):
+def test_the_packages_are_what_was_named_and_no_driver_came_in(guest):
     installed = guest.check_output("dpkg-query --show --showformat '${Package}\\n'").splitlines()
-    assert [name for name in installed if name.startswith(("nvidia-", "libcuda", "cuda-"))] == []
+    assert {name for name in installed if name.startswith(("nvidia-", "libcu", "cuda"))} == {
+        "cuda-nvcc-13-0",
+        "cuda-crt-13-0",
+        "cuda-cccl-13-0",
+        "cuda-cudart-dev-13-0",
+        "cuda-driver-dev-13-0",
+        "cuda-nvrtc-dev-13-0",
+        "libcublas-dev-13-0",
+    }
+
+
+def test_the_packages_toolkit_is_found_where_consumers_look(guest):
+    assert guest.check_output(f"readlink {APT}/cuda") == "/usr/local/cuda-13.0"
+    source = guest.file("/etc/apt/sources.list.d/servelab-cuda.sources").content_string
+    assert "URIs: file:///srv/repository/\n" in source
+    assert "Signed-By: /etc/apt/keyrings/servelab-cuda.asc\n" in source
+
+
+def test_a_metapackage_that_brings_a_driver_is_refused(play, guest):
+    played = play(cuda_toolkit_apt_packages=["cuda-toolkit-13-0"])
+    assert not played.ok
+    assert (
+        "cuda-toolkit-13-0 would bring a driver into the guest (nvidia-open), and the driver is the node's"
+        in played.said
+    )
+    assert not guest.package("cuda-toolkit-13-0").is_installed
+
+
+def test_no_toolkit_is_a_choice(guest):
+    assert not guest.file("/srv/other/none").exists
+
+
+def test_the_wheels_are_installed_by_their_hashes(guest):
+    lock = guest.file(f"{OWN}/servelab-lock.txt").content_string
+    assert lock.count("--hash=sha256:") >= 6
+    assert "nvidia-nvvm==13.0.88" in lock
 
 
 def test_a_lost_link_is_found_and_alone_repaired(play, guest):

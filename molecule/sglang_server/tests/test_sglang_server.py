@@ -43,6 +43,27 @@ def test_units_are_valid_and_at_rest(guest, mode):
     assert guest.run(f"systemctl is-enabled servelab-{mode}").stdout.strip() == "static"
 
 
+def test_what_is_compiled_belongs_to_one_stack(guest):
+    """The unit names the stack and not the link to it, so that a running server never meets another stack's files."""
+    name = guest.check_output("readlink /opt/servelab/stack").rpartition("/")[2]
+    assert name.startswith("0.5.23-light-")
+    environment = directives(guest, "baseline")["Environment"]
+    cache = f"/var/cache/servelab/jit/{name}"
+    for line in (
+        f"XDG_CACHE_HOME={cache}",
+        f"FLASHINFER_WORKSPACE_BASE={cache}",
+        f"TRITON_CACHE_DIR={cache}/triton",
+        f"TORCHINDUCTOR_CACHE_DIR={cache}/inductor",
+        f"CUTE_DSL_CACHE_DIR={cache}/cute_dsl",
+        f"CUDA_CACHE_PATH={cache}/cuda",
+    ):
+        assert [shown.strip('"') for shown in environment].count(line) == 1, line
+    (path,) = [shown for shown in environment if shown.strip('"').startswith("PATH=")]
+    assert f"/opt/servelab/stacks/{name}/bin:" in path
+    directory = guest.file(cache)
+    assert (directory.user, directory.group, directory.mode) == ("sglang", "sglang", 0o750)
+
+
 def test_the_baseline_is_as_the_inventory_says(guest):
     unit = directives(guest, "baseline")
     assert unit["User"] == ["llm"]
