@@ -15,6 +15,7 @@ package() { # name version depends [library]
     [ -z "$3" ] || echo "Depends: $3" >> "$root/DEBIAN/control"
     if [ -n "${4:-}" ]; then
         cp "/$lib/$4.so.$right" "$root/$lib/$4.so.$2"
+        ln -s "$4.so.$2" "$root/$lib/$4.so.1"
     fi
     dpkg-deb --build "$root" "$1_$2.deb" > /dev/null
     {

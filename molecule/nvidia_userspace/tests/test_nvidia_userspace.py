@@ -140,7 +140,10 @@ def test_packages_are_of_the_nodes_version_pinned_and_held(play, guest, no_libcu
         assert play(**given).changed == []
     finally:
         guest.run("apt-mark unhold lab-libcuda1 lab-libnvidia-ml1; dpkg -P lab-libcuda1 lab-libnvidia-ml1")
-        guest.check_output(f"mv /srv/repository/ml.so {LIBRARIES}/libnvidia-ml.so.580.95.05")
+        guest.check_output(
+            f"mv /srv/repository/ml.so {LIBRARIES}/libnvidia-ml.so.580.95.05 && "
+            f"ln -sf libnvidia-ml.so.580.95.05 {LIBRARIES}/libnvidia-ml.so.1"
+        )
 
 
 def test_packages_with_kernel_modules_are_refused_by_name_and_by_what_they_drag_in(play, guest, no_libcuda):
