@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 from ansible.plugins.action import ActionBase
 from ansible_collections.servelab.sglang.plugins.module_utils.inventory_rules import UNKNOWN, Catalogue, check_inventory
+from ansible_collections.servelab.sglang.plugins.module_utils.stack_install import locks_known
 
 ROLES = Path(__file__).resolve().parents[2] / "roles"
 
@@ -83,5 +84,5 @@ def read_catalogue(roles: Path) -> Catalogue:
             defaults |= {name: value for name, value in given.items() if "{{" not in str(value)}
         variables[role.name] = names
     modes = sorted(path.stem for path in roles.glob("sglang_server/vars/modes/*.yml"))
-    stacks = yaml.safe_load((roles / "sglang_env/vars/main.yml").read_text(encoding="utf-8"))
-    return Catalogue(variables, defaults, modes, [str(release) for release in stacks["__sglang_env_releases"]])
+    locks = [path.name for path in roles.glob("sglang_env/files/locks/*.txt")]
+    return Catalogue(variables, defaults, modes, list(locks_known(locks)))
