@@ -27,16 +27,18 @@ LOGIT = 14.0
 
 
 def successors(seed: int = 7) -> np.ndarray:
-    """(VOCABULARY,) int: the token that follows each token. Special tokens follow each other in one short chain."""
+    """(VOCABULARY,) int: the token that follows each token; only the end of a text leads nowhere but to itself.
+
+    <unk> stands in a chain of words: a prompt of words that the tokenizer does not know has a text for an answer.
+    """
     rng = np.random.default_rng(seed)
     follows = np.arange(VOCABULARY)
-    ordinary = rng.permutation(np.arange(len(SPECIAL), VOCABULARY))
+    ordinary = rng.permutation(np.delete(np.arange(VOCABULARY), SPECIAL.index("</s>")))
     start = 0
     while start < len(ordinary):
         chain = ordinary[start : start + int(rng.integers(8, 41))]
         follows[chain] = np.roll(chain, -1)
         start += len(chain)
-    follows[: len(SPECIAL)] = np.roll(np.arange(len(SPECIAL)), -1)
     return follows
 
 

@@ -107,6 +107,11 @@ PATCHES = {
     # FlashInfer would compile its kernels on first use, from the sources that are left out.
     "sgl_kernel/elementwise.py": ("    _has_flashinfer = True", "    _has_flashinfer = False"),
     "sgl_kernel/sampling.py": ("    _has_flashinfer = True", "    _has_flashinfer = False"),
+    # EAGLE imports DeepSeek's attention in passing, which needs CUTLASS's Python packages.
+    "sglang/jit_kernel/dsa/__init__.py": (
+        "from .cutedsl_paged_mqa_logits import CuteDSLPagedMQALogitsRunner, pick_dsl_expand\n",
+        "CuteDSLPagedMQALogitsRunner = pick_dsl_expand = None\n",
+    ),
 }
 
 
