@@ -25,8 +25,6 @@ site() { play site.yml; }
 bench() { # MODE [LEVELS] [SECONDS]
     play bench.yml -e "mode=$1" -e campaign=gpu -e "{\"levels\": [${2:-1,2,5,10,30,70,100,250}]}" -e "bench_min_seconds=${3:-10}" -e bench_invalid_ok=true
 }
-peer() { "$here/peer.sh" "$evidence" "$@"; }
-failures() { "$stack/bin/python" "$here/failures.py" "$evidence"; }
 
 for step in "$@"; do
     IFS=: read -r name one two three <<< "$step"
