@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The collection on a real GPU: each STEP writes a log, and results, into EVIDENCE; a failed step does not stop the next.
-#   run.sh EVIDENCE STEP...      STEP: hw holders holder_scan p2p collectives site bench:MODE[:LEVELS[:SECONDS]] serve:MODE ready ...
+#   run.sh EVIDENCE STEP...      STEP: hw holders holder_scan p2p collectives site bench:MODE[:LEVELS[:SECONDS]]
 # The machine was prepared by setup.sh. SERVELAB_PREFIX, SERVELAB_TP as in the inventory beside this file.
 set -uo pipefail
 evidence="$(mkdir -p "$1" && cd "$1" && pwd)"
