@@ -7,6 +7,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,21 @@ def bench(*extra: str) -> tuple[int, str]:
     command = ["ansible-playbook", "bench.yml", "-e", f"bench_results_dir={RESULTS}", *extra]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return done.returncode, re.sub(r"\s+", " ", done.stdout + done.stderr)
+
+
+def last_in_the_ledger() -> dict:
+    return json.loads((RESULTS / "ledger.jsonl").read_text().splitlines()[-1])
+
+
+@contextmanager
+def played(node, fault: str) -> Iterator[None]:
+    """A fault of the lab's switchboard is on, and off again whatever happens."""
+    switch = f"PYTHONPATH=/srv/servelab-lab python3 -P -m servelab_lab.faults {fault}"
+    node.check_output(f"{switch} on")
+    try:
+        yield
+    finally:
+        node.check_output(f"{switch} off")
 
 
 @pytest.mark.parametrize("mode", ["baseline", "eagle3"])
@@ -177,7 +194,7 @@ def test_a_persons_process_on_a_card_stops_the_run_and_lives(guest):
     finally:
         guest.run("systemctl stop persons")
     # It is data: the refused run is in the ledger, with its reason.
-    line = json.loads((RESULTS / "ledger.jsonl").read_text().splitlines()[-1])
+    line = last_in_the_ledger()
     assert (line["campaign"], line["status"]) == ("refused", "failed")
 
 
@@ -188,7 +205,7 @@ def test_a_mode_that_cannot_start_is_a_failed_run_with_its_cause(guest):
     assert status != 0
     cause = "/dev/nvidia8 is missing or is not a character device"
     assert cause in said
-    line = json.loads((RESULTS / "ledger.jsonl").read_text().splitlines()[-1])
+    line = last_in_the_ledger()
     assert (line["campaign"], line["status"]) == ("broken", "failed")
     assert cause in line["reason"]
     assert not guest.run("systemctl list-units --no-legend --state=active 'servelab-*.service'").stdout
@@ -205,12 +222,8 @@ def test_correctness_has_a_record_of_the_baseline_and_the_other_mode_is_held_aga
 
 @slow
 def test_garbage_is_a_failed_run_by_that_name_and_is_never_put_under_load(node):
-    switch = "PYTHONPATH=/srv/servelab-lab python3 -P -m servelab_lab.faults garbage_output"
-    node.check_output(f"{switch} on")
-    try:
+    with played(node, "garbage_output"):
         status, said = bench("-e", "mode=custom_ar_pcie", "-e", "campaign=garbage", "-e", '{"levels": [1]}')
-    finally:
-        node.check_output(f"{switch} off")
     assert status != 0
     assert "Wrong output: every answer is one token repeated" in said
     (path,) = (RESULTS / "garbage").glob("*-custom_ar_pcie")
@@ -222,14 +235,10 @@ def test_garbage_is_a_failed_run_by_that_name_and_is_never_put_under_load(node):
 
 @slow
 def test_a_way_that_fell_back_is_a_failed_run_by_that_name(node):
-    switch = "PYTHONPATH=/srv/servelab-lab python3 -P -m servelab_lab.faults fell_back_to_nccl"
-    node.check_output(f"{switch} on")
-    try:
+    with played(node, "fell_back_to_nccl"):
         status, _ = bench("-e", "mode=custom_ar_pcie", "-e", "campaign=fell", "-e", '{"levels": [1]}')
-    finally:
-        node.check_output(f"{switch} off")
     assert status != 0
-    line = json.loads((RESULTS / "ledger.jsonl").read_text().splitlines()[-1])
+    line = last_in_the_ledger()
     assert line["reason"].startswith("Mode custom_ar_pcie fell back to NCCL: the custom all-reduce could not be set up")
 
 
