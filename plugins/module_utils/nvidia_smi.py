@@ -34,8 +34,27 @@ _FIELDS: dict[str, tuple[str, type]] = {
     "compute_mode": ("compute_mode", str),
     "pcie.link.gen.current": ("pcie_link_gen", int),
     "pcie.link.width.current": ("pcie_link_width", int),
+    "enforced.power.limit": ("power_limit_w", float),
+    "clocks.current.sm": ("clock_sm_mhz", int),
+    "clocks.max.sm": ("clock_max_sm_mhz", int),
+    "clocks.current.memory": ("clock_memory_mhz", int),
+    "clocks.max.memory": ("clock_max_memory_mhz", int),
+    "clocks_event_reasons.active": ("throttle_reasons", list),
 }
 QUERY = tuple(_FIELDS)
+
+# Bits of clocks_event_reasons.active, as nvml.h has them. Until driver 535 they were called clocks_throttle_reasons.
+_REASONS = {
+    0x001: "gpu_idle",
+    0x002: "applications_clocks_setting",
+    0x004: "sw_power_cap",
+    0x008: "hw_slowdown",
+    0x010: "sync_boost",
+    0x020: "sw_thermal_slowdown",
+    0x040: "hw_thermal_slowdown",
+    0x080: "hw_power_brake_slowdown",
+    0x100: "display_clock_setting",
+}
 
 _HEADER_UNIT = re.compile(r"\s*\[[^\]]*\]$")
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
@@ -167,8 +186,23 @@ def _value(cell: str, kind: type) -> Any:
         return {"enabled": True, "disabled": False}.get(cell.lower())
     if kind is str:
         return cell
+    if kind is list:
+        return throttle_reasons(cell)
     number = _NUMBER.match(cell)
     return kind(float(number[0])) if number else None
+
+
+def throttle_reasons(cell: str) -> list[str] | None:
+    """The names of what holds the clocks down, from a bit mask in hexadecimal; none: nothing does. None: not told.
+
+    A bit that is not known keeps its number, because newer drivers have more of them.
+    """
+    try:
+        mask = int(cell, 16)
+    except ValueError:
+        return None
+    bits = [1 << bit for bit in range(mask.bit_length()) if mask >> bit & 1]
+    return [_REASONS.get(bit, f"{bit:#x}") for bit in bits]
 
 
 def _health(cells: Iterable[str]) -> str:

@@ -63,6 +63,15 @@ gpus:
     compute_mode: {description: Default or Exclusive_Process or Prohibited., type: str}
     pcie_link_gen: {description: PCIe generation now (falls when idle)., type: int}
     pcie_link_width: {description: PCIe lanes now., type: int}
+    power_limit_w: {description: The power limit that is in force., type: float}
+    clock_sm_mhz: {description: Clock of the multiprocessors now., type: int}
+    clock_max_sm_mhz: {description: The highest that it may be., type: int}
+    clock_memory_mhz: {description: Clock of the memory now., type: int}
+    clock_max_memory_mhz: {description: The highest that it may be., type: int}
+    throttle_reasons:
+      description: "What holds the clocks down now, as C(gpu_idle), C(sw_power_cap) or C(hw_thermal_slowdown)."
+      type: list
+      elements: str
     health: {description: "One of ok, needs-reset, lost, error.", type: str}
 diagnosis:
   description: Null, or why the table is missing or incomplete, as C(name), C(cause) and C(remedy).

@@ -50,15 +50,37 @@ def figures(run: Bundle) -> list[Figure]:
         raise BundleError(f"{run.path} measured nothing: there is no summary to verify.")
     simulated = (run.summary.get("server") or {}).get("simulated") or {}
     scale = float(simulated.get("time_scale") or 1)
+    cards = run.path / "cards.jsonl"
+    readings = _rows(cards) if cards.is_file() else []
     found = []
     for level in run.summary["levels"]:
         c, name = level["concurrency"], level.get("level")
         rows = _rows(run.path / "levels" / (f"level-{name}.jsonl" if c is None else f"level-{c:04d}.jsonl"))
         found += [
             Figure(f"{name if c is None else f'C={c}'} {figure.name}", figure.stated, figure.found, figure.slack)
-            for figure in _level(level, rows, scale)
+            for figure in [*_level(level, rows, scale), *_cards(level, readings)]
         ]
     return found
+
+
+def _cards(level: dict[str, Any], readings: Sequence[dict[str, Any]]) -> Iterator[Figure]:
+    stated, window = level.get("cards"), level.get("window")
+    if not stated or not window:
+        return
+    inside = [r["gpus"] for r in readings if window["start"] <= r["t"] <= window["end"]]
+    yield Figure("cards readings", stated["readings"], len(inside))
+    for key, over, along in (
+        ("power_w", sum, statistics.fmean),
+        ("clock_sm_mhz", min, statistics.fmean),
+        ("temperature_c", max, max),
+        ("memory_used_mib", max, max),
+    ):
+        told = [[card[key] for card in gpus] for gpus in inside]
+        whole = [over(values) for values in told if None not in values]
+        yield Figure(f"cards {key}", stated[key], along(whole) if whole else None)
+    for reason, share in (stated["throttle"] or {}).items():
+        having = [gpus for gpus in inside if any(reason in (card["throttle_reasons"] or []) for card in gpus)]
+        yield Figure(f"cards {reason}", share, len(having) / len(inside) if inside else None, 1e-4)
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

@@ -71,9 +71,31 @@ def _run(path: Path, mode: str, repetition: int, started: str, rng: random.Rando
         },
         "server_info.json": {"after": {"max_total_num_tokens": 620_000 if speculative else 638_274}},
     }
+    _cards(path)
     for name, content in files.items():
         (path / name).write_text(json.dumps(content))
     bundle.seal(path)
+
+
+def _cards(path: Path) -> None:
+    """Eight cards that warm up and then hold their clocks; one reading every five seconds."""
+    readings = [
+        {
+            "t": START + 5 * i,
+            "gpus": [
+                {
+                    "power_w": 300.0 + card,
+                    "clock_sm_mhz": 2400 - 10 * card,
+                    "temperature_c": min(70, 40 + i) + card,
+                    "memory_used_mib": 84_000,
+                    "throttle_reasons": [],
+                }
+                for card in range(8)
+            ],
+        }
+        for i in range(60)
+    ]
+    (path / "cards.jsonl").write_text("".join(json.dumps(reading) + "\n" for reading in readings))
 
 
 def _level(path: Path, mode: str, c: int, slower: float, rng: random.Random) -> dict[str, object]:

@@ -183,3 +183,34 @@ def test_an_open_loop_counts_from_the_intended_time(tmp_path):
     path = write(tmp_path, rows, level)
     (path / "levels" / "level-0001.jsonl").rename(path / "levels" / "level-constant-1.jsonl")
     assert disagreeing(path) == set()
+
+
+def test_what_is_said_of_the_cards_is_recomputed_from_their_readings(tmp_path):
+    def reading(at, *gpus):
+        keys = ("power_w", "clock_sm_mhz", "temperature_c", "memory_used_mib", "throttle_reasons")
+        return {"t": T + at, "gpus": [dict(zip(keys, gpu, strict=True)) for gpu in gpus]}
+
+    said = {
+        "readings": 2,
+        "power_w": 1100.0,  # 1000 and 1200
+        "clock_sm_mhz": 2200.0,  # 2300 and 2100
+        "temperature_c": 71,
+        "memory_used_mib": 90012,
+        "throttle": {"sw_power_cap": 0.5},
+    }
+    readings = [
+        reading(-1, (80, 180, 30, 4, ["gpu_idle"]), (80, 180, 30, 4, ["gpu_idle"])),
+        reading(0.5, (500, 2400, 60, 90000, []), (500, 2300, 61, 90012, [])),
+        reading(1.5, (600, 2100, 71, 90000, ["sw_power_cap"]), (600, 2400, 70, 90000, [])),
+    ]
+    path = write(tmp_path, level={**LEVEL, "cards": said})
+    (path / "cards.jsonl").write_text("".join(json.dumps(r) + "\n" for r in readings))
+    found = {figure.name: figure for figure in verify.figures(bundle.read(path)) if "cards" in figure.name}
+    assert len(found) == 6
+    assert all(figure.agrees for figure in found.values())
+    wrong = {**said, "power_w": 1200.0, "throttle": {"sw_power_cap": 1.0}}
+    (path / "summary.json").write_text(json.dumps({"levels": [{**LEVEL, "cards": wrong}]}))
+    disagree = [
+        figure.name for figure in verify.figures(bundle.read(path)) if "cards" in figure.name and not figure.agrees
+    ]
+    assert disagree == ["C=1 cards power_w", "C=1 cards sw_power_cap"]

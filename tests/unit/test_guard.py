@@ -246,3 +246,42 @@ def test_case_17_is_refused_with_its_five_reasons():
     said = words.text(result)
     assert "No headline: these runs cannot be compared." in said
     assert "faster" not in said.split("**No headline")[1]
+
+
+def under_load(*shares):
+    """Levels 10, 20, … with what held the clocks down in which share of the readings; None: nobody looked."""
+    return [
+        {"concurrency": 10 * i, "cards": None if share is None else {"throttle": share}}
+        for i, share in enumerate(shares, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("levels", "decisive", "text"),
+    [
+        # One reading in twenty may fall into a change of clocks.
+        (under_load({"hw_slowdown": 0.05}, {}), None, None),
+        (
+            under_load({"hw_slowdown": 0.05}, {"hw_slowdown": 0.5}),
+            True,
+            "GPUs of eagle3 were throttled at C=20: hw_slowdown.",
+        ),
+        (under_load({"sw_power_cap": 1.0}), False, "GPUs of eagle3 were held at their power limit at C=10."),
+        (under_load({"applications_clocks_setting": 1.0}), None, None),
+    ],
+)
+def test_throttling_under_load(levels, decisive, text):
+    other = made("eagle3", merged=EAGLE)
+    other.summary["levels"] = levels
+    found = guard.findings("baseline", "eagle3", [(made("baseline", merged=MODE), other)])
+    told = [(finding.text, finding.decisive) for finding in found if "GPUs" in finding.text]
+    assert told == ([] if text is None else [(text, decisive)])
+
+
+def test_whether_anybody_looked_at_the_cards_at_work_is_said():
+    pair = (made("baseline", merged=MODE), made("eagle3", merged=EAGLE))
+    assert "throttling under load" in guard.unknown([pair])
+    pair[0].summary["levels"] = under_load({})
+    assert "throttling under load" not in guard.unknown([pair])
+    pair[0].summary["levels"] = under_load(None)
+    assert "throttling under load" in guard.unknown([pair])

@@ -213,6 +213,22 @@ def test_bad_arguments_are_2(node, arguments):
     assert smi(*arguments)[0] == 2
 
 
+def test_a_loop_repeats_the_rows_and_not_the_header(node, monkeypatch):
+    naps = []
+
+    def nap(seconds):
+        naps.append(seconds)
+        if len(naps) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(nvidia_smi.time, "sleep", nap)
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), pytest.raises(KeyboardInterrupt):
+        nvidia_smi.main(["--query-gpu=index,enforced.power.limit", "--format=csv", "-i", "7", "--loop-ms=500"])
+    assert naps == [0.5, 0.5, 0.5]
+    assert out.getvalue() == "index, enforced.power.limit [W]\n" + 3 * "0, 600.00 W\n".replace("0,", "7,", 1)
+
+
 def test_compute_apps(node, dev):
     with holding(dev, "0=90210", "7", name="sglang::scheduler_TP0") as process:
         code, out = smi("--query-compute-apps=pid,process_name,gpu_bus_id,used_memory", "--format=csv")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from servelab.shared.nvidia_smi import memory_verdict, parse_table, query
+from servelab.shared.nvidia_smi import memory_verdict, parse_table, query, throttle_reasons
 
 CASES = Path(__file__).parent / "cases"
 SENTINELS = CASES / "01-nvsmi-query-sentinels"
@@ -145,6 +145,37 @@ def test_a_missing_nvidia_smi_is_said(tmp_path):
 
 def test_a_table_with_a_failing_exit_status_is_not_the_whole_truth(tmp_path):
     row = "0, GPU-a, 00:01.0, X, 580.95.05, 100, 4, 0, 30, 33.1, Disabled, Default, 1, 16"
+    row += ", 600.00, 180, 2430, 405, 12481, 0x0000000000000001"
     said = query(5, fake(tmp_path, f"echo '{row}'; echo 'Unable to determine the device handle for GPU1' >&2; exit 15"))
     assert said.gpus[0]["memory_used_mib"] == 4
     assert said.diagnosis is not None and said.diagnosis.name == "gpu_lost"
+
+
+def test_limits_clocks_and_what_holds_them_down_are_read():
+    # The header is the real tool's of driver 580: clocks.sm is asked for, clocks.current.sm is answered.
+    text = (
+        "index, uuid, enforced.power.limit [W], clocks.current.sm [MHz], clocks.max.sm [MHz], "
+        "clocks.current.memory [MHz], clocks.max.memory [MHz], clocks_event_reasons.active\n"
+        "0, GPU-a, 700.00 W, 345 MHz, 1980 MHz, 3201 MHz, 3202 MHz, 0x0000000000000001\n"
+        "1, GPU-b, [N/A], 1410 MHz, 1980 MHz, 3201 MHz, 3202 MHz, 0x0000000000000044\n"
+    )
+    first, second = report(text)["gpus"]
+    assert (first["power_limit_w"], first["clock_sm_mhz"], first["clock_max_sm_mhz"]) == (700.0, 345, 1980)
+    assert (first["clock_memory_mhz"], first["clock_max_memory_mhz"]) == (3201, 3202)
+    assert first["throttle_reasons"] == ["gpu_idle"]
+    assert second["power_limit_w"] is None
+    assert second["throttle_reasons"] == ["sw_power_cap", "hw_thermal_slowdown"]
+
+
+@pytest.mark.parametrize(
+    ("cell", "names"),
+    [
+        ("0x0000000000000000", []),
+        ("0x0000000000000080", ["hw_power_brake_slowdown"]),
+        ("0x0000000000000120", ["sw_thermal_slowdown", "display_clock_setting"]),
+        ("0x0000000000000208", ["hw_slowdown", "0x200"]),
+        ("Not Supported", None),
+    ],
+)
+def test_the_bits_of_throttling(cell, names):
+    assert throttle_reasons(cell) == names

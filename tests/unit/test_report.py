@@ -34,8 +34,8 @@ def test_one_file_without_a_network(written):
 def test_simulated_is_on_page_every_chart_table_and_markdown(written):
     _, page, text = written
     assert 'class="simulated"' in page
-    assert page.count("<svg") == 4
-    assert page.count(">simulated (crossing, time ×5)</text>") == 4
+    assert page.count("<svg") == 5
+    assert page.count(">simulated (crossing, time ×5)</text>") == 5
     assert "verdict (simulated)" in page
     assert text.startswith("# demo (simulated)")
 
@@ -91,7 +91,7 @@ def test_charts_take_the_pages_colours_and_are_files_too(written):
     assert "currentColor" in charts
     assert not re.search(r"#(?!000000|ffffff)[0-9a-f]{6}\b", charts)  # every colour is a variable of the page
     names = sorted(path.name for path in campaign.glob("*.png"))
-    assert names == [f"report-eagle3-{name}.png" for name in ("distributions", "pareto", "steps", "throughput")]
+    assert names == [f"report-eagle3-{name}.png" for name in ("cards", "distributions", "pareto", "steps", "throughput")]
 
 
 def test_writing_twice_gives_the_same_file(written):

@@ -292,11 +292,21 @@ def _stack(run: Bundle) -> Any:
 
 
 def _throttled(run: Bundle) -> Any:
+    """Reasons that were seen on idle cards before and after, and under load; None where nobody looked."""
     cards = [*(run.provenance.get("gpus") or []), *(run.provenance.get("gpus_after") or [])]
     values = [card["throttle_reasons"] for card in cards if card.get("throttle_reasons") is not None]
-    return (
-        sorted({str(reason) for value in values for reason in (value if isinstance(value, list) else [value])}) or None
-    )
+    levels = [
+        seen for level in _dig(run.summary, "levels") or [] if (seen := _dig(level, "cards", "throttle")) is not None
+    ]
+    if not values and not levels:
+        return None
+    told = {str(reason) for value in values for reason in (value if isinstance(value, list) else [value])}
+    return sorted(told | {reason for seen in levels for reason in seen})
+
+
+def _watched(run: Bundle) -> Any:
+    """Whether somebody looked at the cards while they worked; None if not."""
+    return any(_dig(level, "cards", "throttle") is not None for level in _dig(run.summary, "levels") or []) or None
 
 
 def patched(run: Bundle) -> Any:
@@ -320,7 +330,7 @@ MACHINE: list[tuple[str, Callable[[Bundle], Any]]] = [
     ("the GPUs' highest clocks", gpus("clock_max_sm_mhz")),
     ("the PCIe link's width", gpus("pcie_link_width")),
 ]
-_STATE: list[tuple[str, Callable[[Bundle], Any]]] = [("throttling", _throttled)]
+_STATE: list[tuple[str, Callable[[Bundle], Any]]] = [("throttling under load", _watched)]
 
 
 def _machine(arms: Named, pairs: Sequence[Pair]) -> list[Finding]:
@@ -334,14 +344,44 @@ def _machine(arms: Named, pairs: Sequence[Pair]) -> list[Finding]:
     allowed = [pattern for run in runs for pattern in treatment(run)]
     if not _belongs("patches", allowed):
         found += _differ("the state of the all-reduce patch", arms, patched)
-    for name, both in arms:
-        reasons = sorted({reason for run in both for reason in _throttled(run) or [] if reason.lower() not in _IDLE})
-        if reasons:
-            found.append(Finding(f"GPUs of {name} were throttled: {', '.join(reasons)}."))
+    return found + _throttling(arms)
+
+
+# Not throttling: idle cards, and clocks that somebody set (the highest clocks are compared by themselves).
+_IDLE = {"none", "not active", "gpu_idle", "gpu idle", "idle", "[]", "", "0"}
+_SET = {"applications_clocks_setting", "display_clock_setting"}
+# What belongs to a card at work: it keeps to its power limit, which is compared by itself. Who draws more is held more,
+# and that is part of what a mode costs.
+_POWER = "sw_power_cap"
+# A single reading may fall into a change of clocks; above this share of a level's readings it lasted.
+THROTTLED_SHARE = 0.1
+
+
+def _throttling(arms: Named) -> list[Finding]:
+    found = []
+    for name, runs in arms:
+        for cause, levels in sorted(_causes(runs).items()):
+            at = f" at C={', '.join(map(str, sorted(levels)))}" if levels else ""
+            if cause == _POWER:
+                found.append(Finding(f"GPUs of {name} were held at their power limit{at}.", decisive=False))
+            else:
+                found.append(Finding(f"GPUs of {name} were throttled{at}: {cause}."))
     return found
 
 
-_IDLE = {"none", "not active", "gpu_idle", "gpu idle", "idle", "[]", "", "0"}
+def _causes(runs: Sequence[Bundle]) -> dict[str, set[int]]:
+    """What throttled → the levels at which it lasted; no level for what was seen before or after a run."""
+    causes: dict[str, set[int]] = {}
+    for run in runs:
+        under_load: dict[str, set[int]] = {}
+        for level in _dig(run.summary, "levels") or []:
+            for cause, share in (_dig(level, "cards", "throttle") or {}).items():
+                lasted = share >= THROTTLED_SHARE and level["concurrency"] is not None
+                under_load.setdefault(cause, set()).update([level["concurrency"]] if lasted else [])
+        for cause in _throttled(run) or []:
+            if cause.lower() not in _IDLE | _SET and under_load.get(cause, True):
+                causes.setdefault(cause, set()).update(under_load.get(cause, set()))
+    return causes
 
 
 def _packages(arms: Named) -> str | None:

@@ -113,6 +113,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="a limit for goodput: ttft_ms, ttfa_ms, tpot_ms or e2e_ms, in reported milliseconds; may be given again",
     )
     add("--failures-allowed", type=_share, default=0.0, metavar="S", help="share of requests that may fail (default 0)")
+    add(
+        "--watch-cards",
+        type=_seconds,
+        default=0.0,
+        metavar="S",
+        help="ask nvidia-smi every S seconds for power, clocks, temperature, memory and throttling (default 0: never)",
+    )
     add("--gpus", type=positive, help="GPUs of the server (default: what it says of itself)")
 
     add = parser.add_argument_group("the way there").add_argument

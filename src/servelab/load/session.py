@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from servelab import __version__
-from servelab.load import arrivals, capture, loop, metrics, rows
+from servelab.load import arrivals, capture, cards, loop, metrics, rows
 from servelab.load.progress import Progress, write_json
 from servelab.load.server import (
     ServerError,
@@ -78,6 +78,7 @@ class Session:
         self.before: dict[str, Any] | None = None
         self.after: dict[str, Any] | None = None
         self.started = _now()
+        self.cards: cards.Watch | None = None
         self.request_seconds = 0.0  # how long a request took last, for the next ramp
 
     def run(self) -> int:
@@ -85,6 +86,8 @@ class Session:
         try:
             return self._run()
         finally:
+            if self.cards is not None:
+                self.cards.end()
             self.progress.end_line()
             self.stop.restore()
 
@@ -98,6 +101,10 @@ class Session:
             self.say(f"could not start: {problem}")
             return NOT_STARTED
         (self.options.out / "levels").mkdir()
+        if self.options.watch_cards:
+            self.cards = cards.Watch(self.options.out, self.options.watch_cards)
+            if self.cards.why_not:
+                self.say(f"the cards are not watched: {self.cards.why_not}")
         levels: list[dict[str, Any]] = []
         for asked in self.options.levels:
             if self.stop.asked:
@@ -254,9 +261,9 @@ class Session:
             # The server's own average starts at a flush; without one it is over everything that ever ran.
             level["accept_length"] = accept_length(info)
             level["accept_length_from"] = "server" if level["accept_length"] is not None else None
-        cards = options.gpus or gpus(self.before)
-        if cards and level["output_tok_s"] is not None:
-            level["output_tok_s_per_gpu"] = float(f"{level['output_tok_s'] / cards:.6g}")
+        count = options.gpus or gpus(self.before)
+        if count and level["output_tok_s"] is not None:
+            level["output_tok_s_per_gpu"] = float(f"{level['output_tok_s'] / count:.6g}")
         level["failures_allowed"] = options.failures_allowed
         level["cache"] = flushed
         level["after_window"] = "drained" if options.drain and not self.stop.asked else "cancelled"
@@ -264,6 +271,12 @@ class Session:
             "start": round((window.start + epoch_offset) / SECOND, 6),
             "end": round((window.end + epoch_offset) / SECOND, 6),
         }
+        measured = level["window"]
+        level["cards"] = (
+            cards.summary(self.cards.readings(), measured["start"], measured["end"])
+            if self.cards and measured
+            else None
+        )
         level["self"]["connections"] = wire.opened
         late_now = late_seconds(info)
         level["simulator_late_share"] = (

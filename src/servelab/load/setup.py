@@ -53,6 +53,7 @@ class Options:
     slos: dict[str, float]
     failures_allowed: float
     gpus: int | None
+    watch_cards: float
     model: str | None
     expect_model: str | None
     expect_version: str | None
@@ -107,6 +108,7 @@ def options(args: argparse.Namespace) -> tuple[Options | None, list[str]]:
         slos=dict(args.slo),
         failures_allowed=args.failures_allowed,
         gpus=args.gpus,
+        watch_cards=args.watch_cards,
         model=args.model,
         expect_model=args.expect_model,
         expect_version=args.expect_version,

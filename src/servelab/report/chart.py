@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from servelab.compare.answer import Comparison, levels_of
-from servelab.report.requests import latencies
+from servelab.report.requests import latencies, readings
 from servelab.stats.ratios import MARGIN
 
 BASE, OTHER, QUIET = "#0072b2", "#d55e00", "#777777"
@@ -45,7 +45,8 @@ def draw(comparison: Comparison) -> Iterator[tuple[str, str, str, Figure]]:
         (throughput, "Throughput and ratio", "Tokens per second of both modes against concurrency, and their ratio."),
         (pareto, "What a user gets and what a GPU yields", "Speed of one user against tokens per second of one GPU."),
         (steps, "What a step costs and yields", "Milliseconds per step and tokens per verify against concurrency."),
-        (distributions, "Single requests", "Cumulative shares of TTFT and TPOT at up to three levels."),
+        (distributions, "Single requests", "Cumulative shares of TTFT, TPOT and E2E at up to three levels."),
+        (cards, "The cards over time", "Power, clock, temperature and memory of the cards while the levels ran."),
     ):
         with rc_context(STYLE):
             figure = chart(comparison)
@@ -166,16 +167,16 @@ def steps(comparison: Comparison) -> Figure | None:
 
 
 def distributions(comparison: Comparison, most: int = 3) -> Figure | None:
-    """TTFT and TPOT of single requests as cumulative shares, at the lowest, the middle and the highest level."""
+    """TTFT, TPOT and E2E of single requests as cumulative shares, at the lowest, the middle and the highest level."""
     levels = [row.concurrency for row in comparison.rows if row.ratio]
     chosen = [levels[i] for i in sorted({0, len(levels) // 2, len(levels) - 1})][:most] if levels else []
     pooled = {(side, c): _pooled([pair[side] for pair in comparison.pairs], c) for side in (0, 1) for c in chosen}
-    if not any(ttft for ttft, _ in pooled.values()):
+    if not any(ttft for ttft, *_ in pooled.values()):
         return None
     figure = _figure(7.5, 2.3 * len(chosen) + 0.6)
-    panels = figure.subplots(len(chosen), 2, squeeze=False)
+    panels = figure.subplots(len(chosen), 3, squeeze=False)
     for row, c in enumerate(chosen):
-        for column, name in enumerate(("TTFT", "TPOT")):
+        for column, name in enumerate(("TTFT", "TPOT", "E2E")):
             axes = panels[row][column]
             for side, mode in enumerate((comparison.base, comparison.other)):
                 values = np.sort(np.asarray(pooled[side, c][column]))
@@ -192,16 +193,46 @@ def distributions(comparison: Comparison, most: int = 3) -> Figure | None:
     return _finish(figure, comparison)
 
 
-def _pooled(runs: Sequence[Any], c: int) -> tuple[list[float], list[float]]:
-    ttft: list[float] = []
-    tpot: list[float] = []
+def cards(comparison: Comparison) -> Figure | None:
+    """What the cards did while the levels ran: one line for each run, from its first reading on."""
+    told = [(side, run, readings(run)) for pair in comparison.pairs for side, run in enumerate(pair)]
+    if not any(found for _, _, found in told):
+        return None
+    figure = _figure(7.5, 7.2)
+    panels = figure.subplots(4, 1, sharex=True)
+    for axes, (key, over, what) in zip(panels, _CARDS, strict=True):
+        for i, (side, run, found) in enumerate(told):
+            points = [
+                ((reading["t"] - found[0]["t"]) / 60, over(values))
+                for reading in found
+                if None not in (values := [card[key] for card in reading["gpus"]])
+            ]
+            label = run.mode if i < 2 else None
+            axes.plot(*_columns(points), lw=1.1, ls=("-", "--")[side], color=(BASE, OTHER)[side], label=label)
+        axes.set_ylabel(what)
+        axes.set_ylim(bottom=0)
+    panels[0].legend(frameon=False)
+    panels[-1].set_xlabel("minutes since the first level")
+    return _finish(figure, comparison)
+
+
+# key of a reading, how the cards are put together, what it is called
+_CARDS: tuple[tuple[str, Callable[[list[float]], float], str], ...] = (
+    ("power_w", sum, "W, all cards"),
+    ("clock_sm_mhz", min, "MHz, slowest"),
+    ("temperature_c", max, "°C, hottest"),
+    ("memory_used_mib", max, "MiB, fullest"),
+)
+
+
+def _pooled(runs: Sequence[Any], c: int) -> tuple[list[float], list[float], list[float]]:
+    pooled: tuple[list[float], list[float], list[float]] = ([], [], [])
     for run in runs:
         level = levels_of(run).get(c)
         if level and level["valid"]:
-            first, each = latencies(run, level)
-            ttft += first
-            tpot += each
-    return ttft, tpot
+            for all_of_them, of_this_run in zip(pooled, latencies(run, level), strict=True):
+                all_of_them += of_this_run
+    return pooled
 
 
 def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:

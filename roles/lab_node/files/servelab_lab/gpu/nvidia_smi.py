@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,7 +23,7 @@ _HINT = "Please run 'nvidia-smi -h' for help."
 _HELP = f"""NVIDIA System Management Interface -- v{DRIVER_VERSION} (simulated by servelab)
 
 nvidia-smi [-L | -q] [-i ID[,ID...]]
-nvidia-smi --query-gpu=FIELD[,FIELD...] --format=csv[,noheader][,nounits] [-i ID[,ID...]]
+nvidia-smi --query-gpu=FIELD[,FIELD...] --format=csv[,noheader][,nounits] [-i ID[,ID...]] [-l SEC | -lms MSEC]
 nvidia-smi --query-compute-apps=FIELD[,FIELD...] --format=csv[,noheader][,nounits] [-i ID[,ID...]]
 nvidia-smi --gpu-reset -i ID
 nvidia-smi topo -m | -p2p r|w|n|a|p
@@ -39,6 +40,7 @@ class _Asked:
     fields: str = ""
     style: set[str] = field(default_factory=set)
     ids: list[str] = field(default_factory=list)
+    every: float | None = None
 
 
 _PLAIN = {
@@ -57,6 +59,10 @@ _VALUED = {
     "--format": "format",
     "-i": "id",
     "--id": "id",
+    "-l": "loop",
+    "--loop": "loop",
+    "-lms": "loop_ms",
+    "--loop-ms": "loop_ms",
 }
 
 
@@ -87,6 +93,10 @@ def _take(asked: _Asked, option: str, value: str) -> None:
         asked.style = {part.strip() for part in value.split(",")}
     elif option == "id":
         asked.ids = [part.strip() for part in value.split(",")]
+    elif option in {"loop", "loop_ms"}:
+        if not value.isdigit() or not int(value):
+            raise UsageError(f"Invalid value for option {option}: {value}. {_HINT}\n")
+        asked.every = int(value) / (1000 if option == "loop_ms" else 1)
     else:
         asked.what, asked.fields = option, value
 
@@ -163,10 +173,7 @@ def _reset(state: State, ids: list[str]) -> str:
     return said + "All done.\n"
 
 
-def _answer(arguments: list[str], sock: Path, dev: Path) -> str:
-    if arguments[:1] == ["topo"]:
-        return _topo(arguments[1:], _reached(look(sock, dev)))
-    asked = _parse(arguments)
+def _answer(asked: _Asked, sock: Path, dev: Path) -> str:
     if asked.what == "help":
         return _HELP
     state = _reached(_only(look(sock, dev), asked.ids))
@@ -183,13 +190,24 @@ def main(arguments: list[str]) -> int:
     """Print to stdout, also what went wrong: that is where the real tool says it."""
     sock = Path(os.environ.get("SERVELAB_GPU_SOCKET", SOCKET))
     dev = Path(os.environ.get("SERVELAB_GPU_DEV", "/dev"))
-    code = 0
     try:
-        text = _answer(arguments, sock, dev)
+        if arguments[:1] == ["topo"]:
+            return _print(_topo(arguments[1:], _reached(look(sock, dev))))
+        asked = _parse(arguments)
+        while True:
+            code = _print(_answer(asked, sock, dev))
+            if asked.every is None:
+                return code
+            # In a loop the table has one header.
+            asked.style.add("noheader")
+            time.sleep(asked.every)
     except DriverError as error:
-        text, code = str(error), error.code
+        return _print(str(error), error.code)
     except (UsageError, QueryError) as error:
-        text, code = str(error), 2
+        return _print(str(error), 2)
+
+
+def _print(text: str, code: int = 0) -> int:
     try:
         sys.stdout.write(text)
         sys.stdout.flush()

@@ -118,7 +118,8 @@ _GPU = [
     ),
     _fixed("mig.mode.current", "Disabled"),
     _fixed("mig.mode.pending", "Disabled"),
-    _fixed("clocks_event_reasons.active", "0x0000000000000001"),
+    # Idle, or nothing that holds the clocks down.
+    Field("clocks_event_reasons.active", lambda state, gpu: f"0x{0 if gpu.busy else 1:016X}"),
 ]
 _GPU_FIELDS = {field.name: field for field in _GPU}
 _GPU_ALIASES = {
