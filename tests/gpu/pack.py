@@ -112,6 +112,8 @@ PATCHES = {
         "from .cutedsl_paged_mqa_logits import CuteDSLPagedMQALogitsRunner, pick_dsl_expand\n",
         "CuteDSLPagedMQALogitsRunner = pick_dsl_expand = None\n",
     ),
+    # And to ask whether its draft uses it, its kernels.
+    "sglang/srt/layers/attention/dsa_backend.py": ("    import deep_gemm\n", "    deep_gemm = None\n"),
 }
 
 

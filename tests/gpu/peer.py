@@ -26,6 +26,7 @@ def ours(level: int, seconds: float, turn: int, out: Path) -> dict[str, float]:
     run = out / f"ours-{level}-{turn}"
     words = [sys.executable, "-m", "servelab", "load", "--url", URL, "--out", str(run), "--levels", str(level)]
     words += ["--min-seconds", str(seconds), "--input-tokens", str(INPUT), "--output-tokens", str(OUTPUT)]
+    words += ["--prompt-form", "ids", "--token-range", "4:32000"]
     subprocess.run([*words, "--seed", str(100 + turn)], check=True, stdout=subprocess.DEVNULL)
     row = json.loads((run / "summary.json").read_text())["levels"][0]
     return {"requests": row["requests"]["completed"], "output_tok_s": row["output_tok_s"], **latencies(row)}

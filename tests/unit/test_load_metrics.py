@@ -79,7 +79,8 @@ def test_a_level_by_hand() -> None:
     assert level["tokens_per_chunk"] == 3.0
     assert level["self"]["lag_p99_ms"] == 2.0
     assert level["self"]["late_send_p99_ms"] == 1.0
-    assert reasons_invalid({"concurrency": 1} | level) == []
+    # Nothing between 290 and 990 ms: 69 whole slots of 10 ms.
+    assert level["silence_s"] == 0.69
 
 
 def test_scale_turns_wall_into_reported_seconds() -> None:
@@ -131,7 +132,7 @@ def test_reasons(mean: float | None, cpu: float, stamped: bool, words: str) -> N
 @pytest.mark.parametrize(("lag", "ours"), [(0, False), (6_000_000, True)])
 def test_deltas_read_together_are_the_clients_doing_only_when_it_reads_late(lag: int, ours: bool) -> None:
     ms = 1_000_000
-    tally = Tally(Window(0, 1000 * ms, 1.0))
+    tally = Tally(Window(0, 100 * ms, 1.0))
     # gaps of 10, 0 and 20: 10 on average, of which 6 are late
     times = [20 * ms, 30 * ms, 30 * ms, 50 * ms]
     tally.add(exchange(1, 99 * ms, times, lag=lag), reply([(time, 1) for time in times], 4))
@@ -319,3 +320,29 @@ def test_estimated_tokens_are_said() -> None:
 def test_a_clock_that_was_set_and_one_that_was_only_slewed(moved: int, stepped: bool) -> None:
     # 10 s: slewing at 500 ppm moves it by 5 ms
     assert clock_stepped(7 * S, 7 * S + moved, 10 * S) is stepped
+
+
+@pytest.mark.parametrize(("stall_s", "voids"), [(2.3, True), (0.4, False)])
+def test_a_server_that_stood_still_voids_the_level(stall_s: float, voids: bool) -> None:
+    """Two streams of requests of 0.2 s, a delta each 20 ms; after a second nothing comes for a while."""
+    tally = Tally(Window(0, 6 * S, 2.0))
+    for stream in range(2):
+        for number in range(30):
+            sent = round((number * 0.2 + (stall_s if number > 4 else 0)) * S)
+            times = [sent + S // 50 * k + S // 200 * stream for k in range(1, 11)]
+            tally.add(exchange(sent, times[-1], times), reply([(time, 1) for time in times], 10))
+    level = {"concurrency": 2} | tally.summary(2, 1.0, True, 0.1)
+    (said,) = reasons_invalid(level) or [""]
+    # The last delta before it came at 1.005 s, the first one after it at 3.32 s.
+    assert said.startswith("the server stood still: for 2.31 s nothing came on any connection, ") is voids
+
+
+def test_a_long_prefill_is_no_silence() -> None:
+    """One stream whose first token takes 3 s of the 4 s that a request takes."""
+    tally = Tally(Window(0, 12 * S, 1.0))
+    for number in range(3):
+        times = [number * 4 * S + 3 * S + k * S // 10 for k in range(11)]
+        tally.add(exchange(number * 4 * S, times[-1], times), reply([(time, 1) for time in times], 11))
+    level = tally.summary(1, 1.0, True, 0.1)
+    assert level["silence_s"] == 3.0
+    assert reasons_invalid({"concurrency": 1} | level) == []

@@ -67,7 +67,11 @@ def test_merging_does_not_change_the_catalogue() -> None:
 
 def test_the_shipped_eagle3_rendered_by_hand() -> None:
     mode = modes.render(
-        shipped(), "eagle3", SETTINGS, {"page_size": 64, "enable_metrics": None}, {"NCCL_DEBUG": "WARN"}
+        shipped(),
+        "eagle3",
+        SETTINGS,
+        {"page_size": 64, "enable_metrics": None, "enable_cache_report": None},
+        {"NCCL_DEBUG": "WARN"},
     )
     assert mode["args"] == {
         "model_path": "/models/kimi",
@@ -117,7 +121,8 @@ def test_eagle3_custom_ar_is_exactly_both_and_brings_no_setting_of_its_own() -> 
     mode = modes.render(catalogue, "eagle3_custom_ar", {**SETTINGS, "mem_fraction_static": None})
     assert mode["args"] == {
         "model_path": "/models/kimi", "host": "127.0.0.1", "port": 30000, "tp_size": 8, "cuda_graph_max_bs": 128,
-        "max_running_requests": 256, "enable_metrics": True, "speculative_algorithm": "EAGLE3",
+        "max_running_requests": 256, "enable_metrics": True, "enable_cache_report": True,
+        "speculative_algorithm": "EAGLE3",
         "speculative_draft_model_path": "/models/draft", "speculative_num_steps": 2, "speculative_eagle_topk": 1,
         "speculative_num_draft_tokens": 3, "mem_fraction_static": "0.55", "enable_p2p_check": True,
     }  # fmt: skip

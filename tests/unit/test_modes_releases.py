@@ -34,7 +34,7 @@ EAGLE3 = [
     *("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", "/d", "--speculative-num-steps", "2"),
     *("--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "3"),
 ]
-LIMIT = ["--max-running-requests", "256", "--enable-metrics"]
+LIMIT = ["--max-running-requests", "256", "--enable-metrics", "--enable-cache-report"]
 # What the story's machine is: eight SM120 cards, everything installed, the patch in place.
 STORY = Machine(architectures=["SM120"], missing_tools=[], patches=["custom_allreduce"])
 
@@ -167,7 +167,14 @@ def test_graphs_up_to_512_need_as_many_requests(package: Callable[[str], Path], 
     assert answered("baseline_graph512", release) == []
     result = resolve(flags(package(release)), render("baseline_graph512")["args"])
     assert result.errors == []
-    assert result.argv == [*ALWAYS, *graphs(release, 512), "--max-running-requests", "512", "--enable-metrics"]
+    assert result.argv == [
+        *ALWAYS,
+        *graphs(release, 512),
+        "--max-running-requests",
+        "512",
+        "--enable-metrics",
+        "--enable-cache-report",
+    ]
 
 
 @pytest.mark.parametrize("release", RELEASES)

@@ -34,6 +34,7 @@ DEFINITIONS = {
     "tpot_ms": "(last - first delta with text) / (tokens - tokens of the first delta), one value per request",
     "e2e_ms": "origin → last byte of the response",
     "output_tok_s": "tokens that arrived inside the window / its length",
+    "silence_s": "longest time inside the window in which no delta with text came on any connection",
     "output_tok_s_naive": "all tokens received / (last byte received - first request sent)",
     "output_tok_s_per_user": "1000 / mean tpot_ms",
     "output_tok_s_per_gpu": "output_tok_s / GPUs of the server; null where their number is unknown",
@@ -64,6 +65,12 @@ SCATTER = 3
 
 # Requests sent later than this (wall time, p99) are not the load that was asked for.
 LATE_SEND_MS = 10.0
+
+# In a steady closed loop something arrives within the time of any one request. A server that is silent for much longer
+# did something else, like compiling kernels for a batch that it met for the first time.
+SILENT_REQUESTS = 2.0
+SILENT_MS = 500.0
+SILENCE_SLOT = 10_000_000  # ns; no silence is told more exactly
 
 # The client was the bottleneck above these. Stamps come from the kernel, so a late read does not falsify a time, unless
 # it is so late that the next delta is already there too. A server that wakes late bunches deltas as well, however
@@ -199,6 +206,23 @@ def decode(reply: Reply) -> tuple[int, int, int] | None:
     return reply.chunks[-1][0] - reply.chunks[0][0], tokens, len(reply.chunks) - 1
 
 
+class Silence:
+    """Finds the longest time in which nothing came, whatever the order in which requests are told. Times in ns."""
+
+    def __init__(self, window: Window) -> None:
+        self.start = window.start
+        self.heard = bytearray(max(1, (window.end - window.start) // SILENCE_SLOT))
+
+    def add(self, reply: Reply) -> None:
+        for time, _ in reply.chunks:
+            slot = (time - self.start) // SILENCE_SLOT
+            if 0 <= slot < len(self.heard):
+                self.heard[slot] = 1
+
+    def longest(self) -> int:
+        return max(map(len, self.heard.split(b"\1"))) * SILENCE_SLOT
+
+
 @dataclass
 class Tally:
     """Adds up one level, request by request, so that no level has to fit into memory as a whole."""
@@ -237,6 +261,10 @@ class Tally:
     merged: int = 0
     reads: int = 0
     unstamped: int = 0
+    silence: Silence | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.silence = Silence(self.window) if self.window else None
 
     def add(self, record: Record, reply: Reply) -> None:
         """Take one request in."""
@@ -255,8 +283,9 @@ class Tally:
         else:
             self.errors[kind] += 1
         window = self.window
-        if window is None:
+        if window is None or self.silence is None:
             return
+        self.silence.add(reply)
         self.tokens_in_window += tokens_between(reply, window.start, window.end)
         self.due_in_window += window.start < record.due <= window.end
         self.ended_in_window += window.start < record.ended <= window.end and kind is None
@@ -343,6 +372,7 @@ class Tally:
                 "errors": dict(sorted(self.errors.items())),
             },
             "window_s": _figure(seconds),
+            "silence_s": _figure(self.silence.longest() / 1e9 * scale) if self.silence else None,
             "output_tok_s": _figure(self.tokens_in_window / seconds) if seconds else None,
             "output_tok_s_naive": _figure(self.tokens / total) if total else None,
             "output_tok_s_per_user": _figure(1e9 / scale * n_tpot / math.fsum(self.tpot)) if n_tpot else None,
@@ -401,6 +431,8 @@ def reasons_invalid(level: dict[str, Any], scale: float = 1.0) -> list[str]:
         reasons.append(f"not sustained: {mean} of {level['concurrency']} requests in flight on average")
     elif not requests["in_window"]:
         reasons.append("no request was sent and ended inside the window")
+    else:
+        reasons += _silent_reasons(level, scale)
     own = level["self"]
     if own["cpu_share"] > (CPU_SHARE if own["unstamped_reads"] is None else CPU_SHARE_STAMPED):
         reasons.append(f"the client was the bottleneck: it used {own['cpu_share']:.0%} of a core")
@@ -417,6 +449,16 @@ def reasons_invalid(level: dict[str, Any], scale: float = 1.0) -> list[str]:
             "time scale"
         )
     return reasons
+
+
+def _silent_reasons(level: dict[str, Any], scale: float) -> list[str]:
+    silence, request = level.get("silence_s"), level["e2e_ms"]["p50"]
+    if silence is None or request is None or silence * 1e3 <= max(SILENT_REQUESTS * request, SILENT_MS * scale):
+        return []
+    return [
+        f"the server stood still: for {silence:.2f} s nothing came on any connection, and a request takes "
+        f"{request / 1e3:.2f} s; it may have compiled kernels, so measure once more"
+    ]
 
 
 def _open_reasons(level: dict[str, Any], scale: float) -> list[str]:
