@@ -11,6 +11,7 @@ import json
 import os
 import re
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ import testinfra
 from testinfra.host import Host
 
 ROOT = Path(__file__).resolve().parent.parent
+LAB = ROOT / "scripts/lab"
 _ASKED = (
     "{'host': ansible_host, 'user': ansible_user, 'key': ansible_ssh_private_key_file, 'args': ansible_ssh_common_args}"
 )
@@ -161,3 +163,16 @@ def fault(node: Host) -> Fault:
             node.check_output(f"{switch} {name} off")
 
     return playing
+
+
+def reboot(node: Host) -> str:
+    """Restart the lab's node as a person does; systemd's verdict on what came up."""
+    done = subprocess.run([LAB, "reboot"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    said = done.stdout.splitlines()
+    assert said, done.stderr
+    # ssh has to come up too.
+    for _ in range(50):
+        if node.run("true").rc == 0:
+            break
+        time.sleep(0.2)
+    return said[0]

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+# The play that judges what a test's probe printed, and no other.
+JUDGE = ("--skip-tags", "inventory,alternative")
 CANNED = "/srv/other/canned"
 GOOD = {"advertised": True, "copy_wrong_words": 0, "copy_gb_s": 50.1, "load_latency_us": 1.7}
 
@@ -49,30 +51,30 @@ def test_the_compiled_probe_says_so_too(guest):
 
 def test_good_pairs_pass_and_are_not_probed_again(play, guest, probe):
     probe(report())
-    played = play()
+    played = play(*JUDGE)
     assert played.ok
     assert ("Write and verify for every pair, and sum over all cards", "lab-gpu1") in played.changed
     assert "GPU0     -        ok 50.1" in played.results["Show the verdicts"][-1]["msg"]
-    assert play().changed == []
+    assert play(*JUDGE).changed == []
     assert guest.check_output(f"cat {CANNED}/calls") == "--mib 32 --limit 5.0"
 
 
 def test_a_broken_pair_stops_the_play_with_the_remedy(play, probe):
     probe(report(state="hung", error="no answer within 5 s", measured=None))
-    played = play()
+    played = play(*JUDGE)
     assert not played.ok
     assert played.said.startswith(
         "P2P between GPUs 1→0 is broken: a transfer never ended (no answer within 5 s). Remedy: "
     )
     assert "iommu=pt" in played.said and "NCCL_P2P_DISABLE=1" in played.said
     assert played.said.endswith("(gpu_p2p_fatal=false goes on all the same.)")
-    assert play(gpu_p2p_fatal=False).ok
+    assert play(*JUDGE, gpu_p2p_fatal=False).ok
 
 
 def test_a_driver_that_cuda_does_not_start_with_is_no_missing_gpu(play, probe):
     survey = {"state": "done", "measured": {"code": 999, "says": "unknown error", "count": 0}}
     probe(json.dumps({"schema": "servelab.p2p/1", "survey": survey}), rc=1)
-    played = play()
+    played = play(*JUDGE)
     assert not played.ok
     assert "CUDA does not start in this machine: unknown error" in played.said
 

@@ -6,14 +6,12 @@ import json
 import re
 import shlex
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
-from conftest import told
+from conftest import LAB, reboot, told
 
 ROOT = Path(__file__).resolve().parents[3]
-LAB = ROOT / "scripts/lab"
 UP, FAULT = ROOT / "playbooks/lab.yml", ROOT / "playbooks/lab_fault.yml"
 OTHER = ROOT / "molecule/lab_node/vars/other.yml"
 # When its first process was started tells one boot from the next.
@@ -163,19 +161,6 @@ def test_the_simulated_server_is_told(guest, fault, name):
     with fault(name):
         server = json.loads(guest.check_output("cat /opt/servelab-lab/faults.json"))["server"]
     assert server == ({"survivors": True} if name == "survivors" else {"faults": [name]})
-
-
-def reboot(node) -> str:
-    """Restart the node as a person does; systemd's verdict on what came up."""
-    done = subprocess.run([LAB, "reboot"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
-    said = done.stdout.splitlines()
-    assert said, done.stderr
-    # ssh has to come up too.
-    for _ in range(50):
-        if node.run("true").rc == 0:
-            break
-        time.sleep(0.2)
-    return said[0]
 
 
 def uvm(host) -> str:

@@ -50,3 +50,11 @@ RUN
 mkdir -p held
 cp "/$lib/libcuda.so.$right" held/
 echo "deb [trusted=yes] file:$repository ./" > /etc/apt/sources.list.d/lab-driver.list
+# apt knows this repository only, and keeps what it read of it here: nothing is fetched over and over, and no list is left behind.
+install -d lists && install -d -o _apt -m 700 lists/partial
+cat > /etc/apt/apt.conf.d/lab-driver <<CONF
+Dir::Etc::sourcelist "/etc/apt/sources.list.d/lab-driver.list";
+Dir::Etc::sourceparts "-";
+Dir::State::lists "$repository/lists";
+CONF
+apt-get -qq update
