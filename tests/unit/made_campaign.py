@@ -37,7 +37,7 @@ def _run(path: Path, mode: str, repetition: int, started: str, rng: random.Rando
     simulated = {"profile": "crossing", "time_scale": TIME_SCALE}
     start = rng.gauss(0, noise)
     levels = [_level(path, mode, c, start + rng.gauss(0, noise), rng) for c in LEVELS]
-    speculative = {"speculative_algorithm": "EAGLE3"} if mode == "eagle3" else {}
+    speculative = {"speculative_algorithm": "EAGLE3", "speculative_num_steps": 2} if mode == "eagle3" else {}
     files = {
         "run.json": {
             "schema": "servelab.run/1",
@@ -69,7 +69,12 @@ def _run(path: Path, mode: str, repetition: int, started: str, rng: random.Rando
                 "treatment": ["speculative_*", "kv_pool"] if speculative else [],
             },
         },
-        "server_info.json": {"after": {"max_total_num_tokens": 620_000 if speculative else 638_274}},
+        "server_info.json": {
+            "after": {
+                "max_total_num_tokens": 620_000 if speculative else 638_274,
+                "cuda_graph_config": {"decode": {"bs": [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 96, 128]}},
+            }
+        },
     }
     _cards(path)
     for name, content in files.items():

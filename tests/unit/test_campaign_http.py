@@ -10,8 +10,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sim_process import ROOT, Sim
@@ -37,7 +38,12 @@ def test_the_interval_of_a_measured_campaign_holds_the_truth(tmp_path: Path) -> 
     made = 0
 
     def runner(
-        mode: str, levels: list[int], seed: int, say: Callable[[str], None], cancelled: Callable[[], bool]
+        mode: str,
+        levels: list[int],
+        seed: int,
+        say: Callable[[str], None],
+        cancelled: Callable[[], bool],
+        variables: Mapping[str, Any],
     ) -> Outcome:
         nonlocal made
         made += 1

@@ -42,7 +42,7 @@ def runner(tmp_path):
 
 
 def test_a_run_is_found_with_its_status_and_everything_was_passed_on(runner, tmp_path):
-    outcome = runner("baseline", [1, 10], 7, print, lambda: False)
+    outcome = runner("baseline", [1, 10], 7, print, lambda: False, {})
     assert (outcome.status, outcome.run_id) == ("invalid", "20261129T101500Z-baseline")
     assert outcome.reason == "1,10 7 6 True"
     run = json.loads((tmp_path / "results" / "demo" / outcome.run_id / "run.json").read_text())
@@ -50,13 +50,13 @@ def test_a_run_is_found_with_its_status_and_everything_was_passed_on(runner, tmp
 
 
 def test_a_run_without_a_bundle_has_the_tasks_message(runner):
-    outcome = runner("broken", [1], 7, print, lambda: False)
+    outcome = runner("broken", [1], 7, print, lambda: False, {})
     assert (outcome.status, outcome.run_id) == ("failed", None)
     assert outcome.reason == "Refuse a broken mode: There is no mode broken."
 
 
 def test_a_cancelled_run_is_made_again(runner):
-    assert runner("baseline", [1], 7, print, lambda: True).status == "cancelled"
+    assert runner("baseline", [1], 7, print, lambda: True, {}).status == "cancelled"
 
 
 def test_a_directory_that_is_no_collection(tmp_path):

@@ -1,5 +1,6 @@
 """The report: self-contained, marked where simulated, the same figures as the table."""
 
+import json
 import re
 
 import made_campaign
@@ -91,9 +92,21 @@ def test_charts_take_the_pages_colours_and_are_files_too(written):
     assert "currentColor" in charts
     assert not re.search(r"#(?!000000|ffffff)[0-9a-f]{6}\b", charts)  # every colour is a variable of the page
     names = sorted(path.name for path in campaign.glob("*.png"))
-    assert names == [f"report-eagle3-{name}.png" for name in ("cards", "distributions", "pareto", "steps", "throughput")]
+    assert names == [
+        f"report-eagle3-{name}.png" for name in ("cards", "distributions", "pareto", "steps", "throughput")
+    ]
 
 
 def test_writing_twice_gives_the_same_file(written):
     campaign, page, _ = written
     assert report.write(campaign)[0].read_text() == page
+
+
+def test_a_crossover_comes_with_the_configuration_for_one_server(written):
+    campaign, page, text = written
+    # The crossover is near 40, and no log tells the batch: batches up to 40 speculate, those padded to 48 do not.
+    document = {"1": {"candidate_steps": [2]}, "48": {"candidate_steps": [0]}}
+    assert json.loads((campaign / "adaptive-eagle3.json").read_text()) == document
+    assert f"with adaptive-eagle3.json ({json.dumps(document)})." in text
+    assert "Which mode at which load (simulated)" in page
+    assert json.loads((campaign / "routes.json").read_text())[0] == {"from": 1, "mode": "eagle3"}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from servelab.bundle import BundleError
-from servelab.campaign import plan, spec, state
+from servelab.campaign import learn, orphans, plan, spec, state
 from servelab.campaign.drive import Stop, drive
 from servelab.campaign.spec import CampaignError
 
@@ -27,6 +27,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--plan", action="store_true", help="show the runs and their order, and make none")
     parser.add_argument("--retry-failed", action="store_true", help="make runs again that failed or were not valid")
+    parser.add_argument(
+        "-i",
+        "--inventory",
+        action="append",
+        default=[],
+        metavar="INVENTORY",
+        help="as of ansible-playbook; may be given again (default: $ANSIBLE_INVENTORY, else ansible.cfg's)",
+    )
     parser.add_argument("--results", type=Path, default=Path("results"), help="(default: results)")
     parser.add_argument(
         "-e", "--extra", action="append", default=[], metavar="NAME=VALUE", help="passed on to bench.yml"
@@ -48,7 +56,7 @@ def _run(args: argparse.Namespace) -> int:
         return _show(wanted, budget)
     from servelab.campaign.runner import BenchRunner
 
-    runner = BenchRunner(Path.cwd(), args.results, wanted, _extra(args.extra))
+    runner = BenchRunner(Path.cwd(), args.results, wanted, _extra(args.extra), args.inventory)
     directory = args.results / wanted.name
     directory.mkdir(parents=True, exist_ok=True)
     stop = Stop()
@@ -61,10 +69,9 @@ def _run(args: argparse.Namespace) -> int:
             print(line, flush=True)
             print(line, file=log, flush=True)
 
+        orphans.end(args.results, say)
         done = drive(wanted, args.results, runner, say, budget=budget, retry=args.retry_failed, stop=stop)
-    counts = {
-        status: sum(e["status"] == status for e in done.entries) for status in ("ok", "invalid", "failed", "skipped")
-    }
+    counts = {status: sum(e["status"] == status for e in done.entries) for status in learn.OVER}
     say_counts = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     print(f"{wanted.name}: {say_counts or 'nothing measured'}, {len(done.waiting())} to go.")
     if counts["ok"] + counts["invalid"]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from servelab import bundle
-from servelab.bundle import BundleError
-from servelab.campaign import plan
+from servelab.campaign import learn, plan
 from servelab.campaign.spec import Spec
 from servelab.campaign.state import State
 
@@ -31,7 +29,13 @@ class Runner(Protocol):
     """Makes one run and tells its progress in sentences."""
 
     def __call__(
-        self, mode: str, levels: list[int], seed: int, say: Callable[[str], None], cancelled: Callable[[], bool]
+        self,
+        mode: str,
+        levels: list[int],
+        seed: int,
+        say: Callable[[str], None],
+        cancelled: Callable[[], bool],
+        variables: Mapping[str, Any],
     ) -> Outcome: ...
 
 
@@ -71,9 +75,12 @@ def drive(
         state.again()
     begun = clock()
     allowed = _allowed(spec, state, budget, say)
+    learn.spare(state, directory, say)
     state.save()
     made = 0
     for entry in state.waiting():
+        if entry["status"] != "waiting":  # skipped or spared meanwhile
+            continue
         if stop.asked:
             say(f"stopped; {len(state.waiting())} runs are left: the same command goes on with them")
             break
@@ -86,11 +93,15 @@ def drive(
             entry.update(status="skipped", reason=f"{entry['mode']} failed {GIVE_UP} times in a row")
             state.save()
             continue
+        if why := learn.configure(state, directory, entry["mode"], say):
+            _skip(state, entry["mode"], why, say)
+            continue
         if made and spec.pause_seconds:
             pause(spec.pause_seconds)
-        _make(state, entry, runner, say, stop, clock)
+        _make(state, directory, entry, runner, say, stop, clock)
         made += 1
-        _refine(state, directory, say)
+        learn.refine(state, directory, say)
+        learn.spare(state, directory, say)
         state.save()
     return state
 
@@ -116,6 +127,7 @@ def _each(spec: Spec, state: State) -> float:
 
 def _make(
     state: State,
+    directory: Path,
     entry: dict[str, Any],
     runner: Runner,
     say: Callable[[str], None],
@@ -131,7 +143,14 @@ def _make(
     entry.update(status="running", levels=levels)
     state.save()
     begun = clock()
-    outcome = runner(entry["mode"], levels, entry["seed"], lambda text: say(f"{where}: {text}"), stop.now)
+    outcome = runner(
+        entry["mode"],
+        levels,
+        entry["seed"],
+        lambda text: say(f"{where}: {text}"),
+        stop.now,
+        learn.variables(state, directory, entry["mode"]),
+    )
     if outcome.status == "cancelled":
         entry.update(status="waiting", levels=None)
         say(f"{where}: cancelled; it will be made again")
@@ -140,38 +159,14 @@ def _make(
     say(f"{where}: {outcome.status}{': ' + outcome.reason if outcome.reason else ''}")
 
 
+def _skip(state: State, mode: str, why: str, say: Callable[[str], None]) -> None:
+    say(f"{mode} is skipped: {why}")
+    for entry in state.waiting():
+        if entry["mode"] == mode:
+            entry.update(status="skipped", reason=why)
+    state.save()
+
+
 def _gave_up(state: State, mode: str) -> bool:
     last = [e["status"] for e in state.entries if e["mode"] == mode and e["status"] in ("ok", "invalid", "failed")]
     return last[-GIVE_UP:] == ["failed"] * GIVE_UP
-
-
-def _refine(state: State, directory: Path, say: Callable[[str], None]) -> None:
-    """Once the first repetition is complete: two more levels inside each bracket, for all repetitions that follow.
-
-    A look at the ratios that only chooses where to measure biases nothing.
-    """
-    first = [e for e in state.entries if e["repetition"] == 0]
-    if not state.spec.refine or state.added_levels or any(e["status"] in ("waiting", "running") for e in first):
-        return
-    # Imported here: planning and resuming need no numpy.
-    from servelab.compare import answer
-    from servelab.compare.pairs import Arms
-    from servelab.stats.crossover import refinement
-
-    runs = {}
-    for entry in first:
-        if entry["status"] in ("ok", "invalid") and entry["run_id"]:
-            try:
-                runs[entry["arm"]] = bundle.read(directory / entry["run_id"])
-            except BundleError as error:
-                say(f"cannot refine: {error}")
-    base = state.spec.arms[0][0]
-    added: set[int] = set()
-    for arm, run in runs.items():
-        if arm != base and base in runs:
-            crossing = answer.compare(Arms(base, arm, [(runs[base], run)])).crossing
-            if crossing:
-                added |= set(refinement(crossing, state.spec.levels))
-    if added:
-        state.added_levels = sorted(added)
-        say(f"from the next repetition on, C={', '.join(map(str, sorted(added)))} too: the crossover is near")

@@ -37,6 +37,9 @@ def order(spec: Spec) -> list[Planned]:
         block = arms[shift:] + arms[:shift]
         if repetition % 2:
             block.reverse()
+        if repetition == 0:
+            # What is made from the others' first runs cannot be the first to run.
+            block.sort(key=lambda arm: arm[1] in spec.adaptive)
         runs += [Planned(arm, mode, repetition, spec.seed + repetition) for arm, mode in block]
     return runs
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from servelab import bundle
 from servelab.bundle import BundleError
+from servelab.campaign import orphans
 from servelab.campaign.drive import Outcome
 from servelab.campaign.spec import CampaignError, Spec
 
@@ -20,16 +21,28 @@ WATCHING = ("Watch the levels", "Wait until")
 class BenchRunner:
     """Runs bench.yml of the collection at *root* for a campaign whose bundles go to *results*."""
 
-    def __init__(self, root: Path, results: Path, spec: Spec, variables: Mapping[str, Any]) -> None:
+    def __init__(
+        self, root: Path, results: Path, spec: Spec, variables: Mapping[str, Any], inventories: Sequence[str] = ()
+    ) -> None:
+        """*inventories*: in place of the one in ansible.cfg (or $ANSIBLE_INVENTORY), as ansible-playbook's -i."""
         self.root = root
         self.results = results.resolve()
         self.spec = spec
         self.variables = dict(variables)
+        # Not as ansible-runner's own argument, which copies what it is given into its scratch directory.
+        paths = ",".join(str(Path(name).resolve()) for name in inventories)
+        self.inventory = {"ANSIBLE_INVENTORY": paths} if paths else {}
         if not (root / "bench.yml").is_file():
             raise CampaignError(f"{root} holds no bench.yml: run the campaign from the collection's directory.")
 
     def __call__(
-        self, mode: str, levels: list[int], seed: int, say: Callable[[str], None], cancelled: Callable[[], bool]
+        self,
+        mode: str,
+        levels: list[int],
+        seed: int,
+        say: Callable[[str], None],
+        cancelled: Callable[[], bool],
+        variables: Mapping[str, Any],
     ) -> Outcome:
         import ansible_runner
 
@@ -55,6 +68,7 @@ class BenchRunner:
                 extravars={
                     **self.spec.variables,
                     **self.variables,
+                    **variables,
                     "mode": mode,
                     "campaign": self.spec.name,
                     "levels": ",".join(map(str, levels)),
@@ -65,7 +79,12 @@ class BenchRunner:
                     # A level that is not valid is recorded; the others of the run still count.
                     "bench_invalid_ok": True,
                 },
-                envvars={"ANSIBLE_CONFIG": str(self.root / "ansible.cfg"), "PWD": str(self.root)},
+                envvars={
+                    "ANSIBLE_CONFIG": str(self.root / "ansible.cfg"),
+                    "PWD": str(self.root),
+                    **self.inventory,
+                    **orphans.mark(self.results),
+                },
                 event_handler=listen,
                 cancel_callback=cancelled,
                 quiet=True,

@@ -19,7 +19,9 @@ class CampaignError(Exception):
 @dataclass(frozen=True)
 class Spec:
     """``modes``: the first is the one that the others are compared with; the same twice is an A/A test. ``seed``: of
-    the first repetition's prompts, the next ones count up. ``variables``: passed on to bench.yml as they are."""
+    the first repetition's prompts, the next ones count up. ``precision``: stop when every interval is within this share
+    of its ratio (0: never). ``adaptive``: mode → the mode from whose crossover with the first one its configuration is
+    made. ``variables``: passed on to bench.yml as they are."""
 
     name: str
     description: str
@@ -29,6 +31,8 @@ class Spec:
     seed: int = 1
     refine: bool = True
     pause_seconds: float = 0.0
+    precision: float = 0.0
+    adaptive: dict[str, str] = field(default_factory=dict)
     variables: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -50,6 +54,8 @@ _KEYS: dict[str, tuple[type | tuple[type, ...], str, bool]] = {
     "seed": (int, "a whole number", False),
     "refine": (bool, "true or false", False),
     "pause_seconds": ((int, float), "a number of seconds", False),
+    "precision": ((int, float), "a share from 0 to below 1, as 0.02", False),
+    "adaptive": (dict, "a mapping of a later mode to an earlier one that is not the first", False),
     "variables": (dict, "a mapping of bench_* variables", False),
 }
 
@@ -82,9 +88,20 @@ def check(name: str, content: Any) -> Spec:
                 errors.append(f"{key} is missing: give {what}.")
         elif not isinstance(value, types) or (isinstance(value, bool) and types is not bool) or not _fits(key, value):
             errors.append(f"{key} is {value!r}, but must be {what}.")
+    if not errors and not _known(content):
+        errors.append(f"adaptive is {content['adaptive']!r}, but must be {_KEYS['adaptive'][1]}.")
     if errors:
         raise CampaignError("\n".join(f"Campaign {name}: {error}" for error in errors))
     return Spec(name=name, **{key: value for key, value in content.items() if value is not None})
+
+
+def _known(content: Mapping[str, Any]) -> bool:
+    """Whether what *adaptive* names can be derived: both are modes, and the source is measured before."""
+    modes = content["modes"]
+    return all(
+        mode in modes and source in modes[1:] and modes.index(source) < modes.index(mode)
+        for mode, source in (content.get("adaptive") or {}).items()
+    )
 
 
 def _fits(key: str, value: Any) -> bool:
@@ -97,6 +114,8 @@ def _fits(key: str, value: Any) -> bool:
         return 1 <= int(value) <= 50
     if key == "pause_seconds":
         return float(value) >= 0
+    if key == "precision":
+        return 0 <= float(value) < 1
     if key == "variables":
         taken = {"bench_mode", "bench_campaign", "bench_levels", "bench_seed", "bench_results_dir"}
         return all(isinstance(name, str) and name.startswith("bench_") and name not in taken for name in value)

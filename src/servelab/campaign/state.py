@@ -20,23 +20,26 @@ from servelab.compare.pairs import PLAN
 
 SCHEMA = "servelab.campaign/1"
 # What may change between two sittings without making the runs another experiment.
-FREE = {"description", "repetitions", "pause_seconds"}
+FREE = {"description", "repetitions", "pause_seconds", "precision"}
 
 
 class State:
-    """``entries``: one per planned run, with ``status`` waiting, running, ok, invalid, failed or skipped."""
+    """``entries``: one per planned run, with ``status`` waiting, running, ok, invalid, failed, skipped (its mode failed
+    too often) or spared (the others are precise enough). ``derived``: mode → what its configuration was made from."""
 
     def __init__(self, directory: Path, spec: Spec, runs: Sequence[Planned]) -> None:
         """Read the state in *directory*, or begin one. Raises CampaignError when it is another campaign's."""
         self.path = directory / PLAN
         self.spec = spec
         self.added_levels: list[int] = []
+        self.derived: dict[str, dict[str, Any]] = {}
         known: dict[tuple[str, int], dict[str, Any]] = {}
         if self.path.exists():
             try:
                 content = json.loads(self.path.read_text())
                 self._same(content["spec"])
                 self.added_levels = list(content["added_levels"])
+                self.derived = dict(content.get("derived") or {})
                 known = {(entry["arm"], entry["repetition"]): entry for entry in content["runs"]}
             except (OSError, ValueError, LookupError, TypeError) as error:
                 raise CampaignError(f"{self.path} cannot be used ({error!r}): move the directory away.") from error
@@ -45,13 +48,15 @@ class State:
         # Repetitions made when the campaign still asked for more of them stay.
         self.entries += [entry for entry in known.values() if entry["run_id"]]
         for entry in self.entries:
-            if entry["status"] == "running":
-                # It was cut off: whatever it left is no complete run.
+            # What was cut off left no complete run; whether spared ones are needed is for this sitting to say.
+            if entry["status"] in ("running", "spared"):
                 entry.update(waiting)
 
     def _same(self, before: dict[str, Any]) -> None:
         now = asdict(self.spec)
-        changed = [key for key in now if key not in FREE and before.get(key) != now[key]]
+        # What a campaign of an older release does not name had the value that it has by default.
+        usual = asdict(Spec(self.spec.name, "", [], []))
+        changed = [key for key in now if key not in FREE and before.get(key, usual[key]) != now[key]]
         if changed:
             raise CampaignError(
                 f"Campaign {self.spec.name} was begun with other {', '.join(changed)}: its runs would not be "
@@ -60,7 +65,13 @@ class State:
 
     def save(self) -> None:
         """Write it whole or not at all: this may be the last thing before the power fails."""
-        content = {"schema": SCHEMA, "spec": asdict(self.spec), "added_levels": self.added_levels, "runs": self.entries}
+        content = {
+            "schema": SCHEMA,
+            "spec": asdict(self.spec),
+            "added_levels": self.added_levels,
+            "derived": self.derived,
+            "runs": self.entries,
+        }
         self.path.parent.mkdir(parents=True, exist_ok=True)
         scratch = self.path.with_suffix(".new")
         with scratch.open("w") as stream:

@@ -16,7 +16,12 @@ from servelab.bundle import BundleError
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser("compare", help="compare runs of two or more modes, or all modes of a campaign")
+    parser = subparsers.add_parser(
+        "compare",
+        help="compare runs of two or more modes, or all modes of a campaign",
+        epilog="exit status: 0 compared; 1 no answer (runs that cannot be compared, or cannot be read); 2 wrong usage; "
+        "3 with --baseline: something became slower.",
+    )
     parser.add_argument(
         "paths",
         type=Path,
@@ -25,6 +30,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="one campaign directory, or bundles: several of a mode repeat it",
     )
     parser.add_argument("--base", help="the mode the others are compared with (default: baseline, or the first named)")
+    parser.add_argument(
+        "--baseline",
+        metavar="CAMPAIGN",
+        help="an earlier campaign (directory, or name beside this one): has any mode become slower since?",
+    )
     parser.add_argument(
         "--force",
         action="store_true",
@@ -37,6 +47,8 @@ def run(args: argparse.Namespace) -> int:
     from servelab.compare import answer, pairs, words
 
     try:
+        if args.baseline is not None:
+            return _watch(args)
         if len(args.paths) == 1 and not (args.paths[0] / "run.json").is_file():
             arms = pairs.of_campaign(args.paths[0], args.base or "baseline")
         else:
@@ -47,3 +59,15 @@ def run(args: argparse.Namespace) -> int:
     comparisons = answer.compare_all(arms, forced=args.force)
     print(words.texts(comparisons))
     return 1 if any(c.refused for c in comparisons) else 0
+
+
+def _watch(args: argparse.Namespace) -> int:
+    from servelab.compare import regression
+
+    now, *more = args.paths
+    if more or (now / "run.json").is_file():
+        print("servelab compare: --baseline compares one campaign directory with an earlier one.", file=sys.stderr)
+        return 2
+    found = regression.watch(regression.campaign_of(args.baseline, now), now, forced=args.force)
+    print(regression.text(found))
+    return regression.status(found)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from servelab.compare import guard
+from servelab.compare import allreduce, guard
 from servelab.compare.answer import SINGLE, Comparison, Row, odd_ones, repeats_for_margin, start_noise
+from servelab.compare.server_log import batches
 from servelab.stats.crossover import Crossing
 from servelab.stats.ratios import MARGIN, Ratio, smallest_shown
 
@@ -150,9 +151,28 @@ def why(comparison: Comparison) -> list[str]:
             f"C={row.concurrency}: a step of {comparison.other} takes {row.other_step_ms:.1f} ms and yields "
             f"{row.accept_length:.2f} tokens, one of {comparison.base} takes {row.base_step_ms:.1f} ms for one. "
             f"It {relation}: at this accept length it may take {limit:.1f} ms, "
-            f"or at this step time it must yield {needed:.2f} tokens."
+            f"or at this step time it must yield {needed:.2f} tokens." + _of_which(comparison, row.concurrency)
         )
     return notes
+
+
+def _of_which(comparison: Comparison, c: int) -> str:
+    """The all-reduces' share of both modes' steps, where a collectives run on the same cards can tell it."""
+    told, way = [], ""
+    for name, run in ((comparison.other, comparison.pairs[0][1]), (comparison.base, comparison.pairs[0][0])):
+        collectives = allreduce.find(run)
+        batch = batches(run).get(c)
+        share = collectives.share(run, batch, allreduce.tokens_of_a_pass(run)) if collectives and batch else None
+        if collectives is None or share is None:
+            continue
+        ms = (
+            f"{share.low_ms:.1f}"
+            if share.high_ms - share.low_ms < 0.05
+            else f"{share.low_ms:.1f} to {share.high_ms:.1f}"
+        )
+        told.append(f"{ms} ms ({share.tokens} tokens, {share.way}) in {name}")
+        way = collectives.path.name
+    return f" Of which all-reduce, by {way}: {', '.join(told)}." if told else ""
 
 
 def table(comparison: Comparison) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from servelab.bundle import Bundle, BundleError
-from servelab.compare import answer, guard, pairs, words
+from servelab.compare import adaptive, answer, deploy, guard, pairs, words
 from servelab.compare.answer import Comparison
 
 
@@ -18,21 +20,75 @@ def write(campaign: Path, base: str = "baseline", *, forced: bool = False) -> tu
     Raises BundleError when there are not two measured modes to compare.
     """
     comparisons = answer.compare_all(pairs.of_campaign(campaign, base), forced=forced)
-    text = markdown(campaign.name, comparisons)
+    derived = pairs.derived(campaign)
+    run_what = deployment(comparisons, derived) + _recommended(campaign, comparisons, derived)
+    text = markdown(campaign.name, comparisons, run_what)
     (campaign / "report.md").write_text(text)
+    (campaign / "routes.json").write_text(json.dumps(deploy.routes(comparisons), indent=1) + "\n")
     html = campaign / "report.html"
-    html.write_text(_html(campaign, comparisons))
+    html.write_text(_html(campaign, comparisons, run_what))
     return html, text
 
 
-def markdown(name: str, comparisons: list[Comparison]) -> str:
+def deployment(comparisons: list[Comparison], derived: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Which mode to run at which load, and what an adaptive mode is worth: sentences. Empty where the only comparison's
+    headline says it all."""
+    said = deploy.hint(comparisons) if len(comparisons) > 1 or derived else []
+    for mode, made in derived.items():
+        sound = [c for c in comparisons if not c.refused or c.forced]
+        if any(c.other == mode for c in sound):
+            said += deploy.judgement(sound, mode, str(made["from"]))
+        says = " ".join(map(str, made["says"]))
+        said.append(f"{mode} was set up after the first repetition. {says} {json.dumps(made['document'])}")
+        source = next((c for c in sound if c.other == made["from"]), None)
+        said += _would_be(mode, made, source) if source else []
+    return said
+
+
+def _would_be(mode: str, made: Mapping[str, Any], source: Comparison) -> list[str]:
+    """What all repetitions together would have made of it."""
+    try:
+        now = adaptive.derive(source)
+    except adaptive.NotAdaptable as why:
+        return [f"By all repetitions together {mode} has nothing to adapt: {why}"]
+    if now.document == made["document"]:
+        return ["All repetitions together give the same configuration."]
+    return [f"All repetitions together give key {now.key} in place of {made['key']}: {json.dumps(now.document)}"]
+
+
+def _recommended(campaign: Path, comparisons: list[Comparison], derived: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Write the adaptive configuration that a crossover makes possible and that this campaign did not measure."""
+    said = []
+    for c in comparisons:
+        args = (c.pairs[0][1].provenance.get("mode") or {}).get("args") or {} if c.pairs else {}
+        chain = args.get("speculative_eagle_topk") in (None, 1)
+        if c.other in {made["from"] for made in derived.values()} or not chain or args.get("speculative_adaptive"):
+            continue
+        if args.get("speculative_algorithm") not in ("EAGLE", "EAGLE3"):
+            continue
+        try:
+            found = adaptive.derive(c)
+        except adaptive.NotAdaptable:
+            continue  # the comparison's own headline says what to run
+        path = campaign / f"adaptive-{c.other}.json"
+        path.write_text(json.dumps(found.document, indent=1) + "\n")
+        said.append(
+            f"One server for every load, not measured yet: SGLang's adaptive speculation with {path.name} "
+            f"({json.dumps(found.document)}). {' '.join(found.says)} Measure it: docs/modes.md."
+        )
+    return said
+
+
+def markdown(name: str, comparisons: list[Comparison], run_what: Sequence[str] = ()) -> str:
     """Every comparison of the campaign as Markdown that pastes into an issue."""
     parts = [f"# {name}{' (simulated)' if _simulated(comparisons) else ''}"]
+    if run_what:
+        parts += ["## Which mode at which load", "\n".join(f"- {sentence}" for sentence in run_what)]
     parts += [f"## {c.other} against {c.base}\n\n{words.text(c)}" for c in comparisons]
     return "\n\n".join(parts) + "\n"
 
 
-def _html(campaign: Path, comparisons: list[Comparison]) -> str:
+def _html(campaign: Path, comparisons: list[Comparison], run_what: Sequence[str]) -> str:
     # Imported here: the client's wheel is the same package, and a guest has neither of the two.
     from jinja2 import Environment, PackageLoader, select_autoescape
 
@@ -44,7 +100,8 @@ def _html(campaign: Path, comparisons: list[Comparison]) -> str:
     )
     page = environment.get_template("report.html.j2")
     sections = [_section(campaign, comparison) for comparison in comparisons]
-    return page.render(name=campaign.name, sections=sections, simulated=_simulated(comparisons)) + "\n"
+    simulated = _simulated(comparisons)
+    return page.render(name=campaign.name, sections=sections, simulated=simulated, run_what=run_what) + "\n"
 
 
 def _section(campaign: Path, c: Comparison) -> dict[str, Any]:
