@@ -1,6 +1,7 @@
 """Ratios: every expectation is from a table of the t distribution or worked out by hand."""
 
 import math
+import random
 import subprocess
 import sys
 
@@ -100,3 +101,36 @@ def test_what_runs_on_a_guest_never_imports_any_of_this():
     words = "import sys, servelab.cli, servelab.load.command, servelab.bundle, servelab.verify, servelab.ledger"
     check = "assert not {'numpy', 'scipy', 'jinja2', 'matplotlib', 'yaml'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", f"{words}; {check}"], check=True)
+
+
+def test_narrow_asks_for_five_pairs_and_every_interval():
+    def ratio(width, n):
+        return ratios.Ratio(0.5, 0.5 / (1 + width), 0.5 * (1 + width), n, 0.01, 0.01)
+
+    assert ratios.narrow([ratio(0.02, 5), ratio(0.01, 6)], 0.02000001)
+    assert not ratios.narrow([ratio(0.02, 5), ratio(0.03, 5)], 0.0201)
+    assert not ratios.narrow([ratio(0.01, 4), ratio(0.01, 5)], 0.02)
+    assert not ratios.narrow([], 0.02)
+    assert not ratios.narrow([ratios.Ratio(1.0, None, None, 1, None, None)], 0.02)
+
+
+# 1 % noise of starts that moves all levels together, which is the worst case, and half of it in single levels.
+@pytest.mark.parametrize(("start", "level", "least"), [(0.01, 0.0, 0.915), (0.007, 0.007, 0.935)])
+@pytest.mark.parametrize("share", [0.008, 0.012, 0.02])
+def test_intervals_that_were_stopped_for_cover_as_said(start, level, least, share):
+    rng = random.Random(11)
+    held = claimed = 0
+    for _ in range(600):
+        logs_of: list[list[float]] = [[], [], [], []]
+        for _ in range(15):
+            moved = rng.gauss(0, start)
+            for logs_here in logs_of:
+                logs_here.append(moved + rng.gauss(0, level))
+            if len(logs_of[0]) < ratios.LEAST_TO_STOP:
+                continue
+            found = [ratios.paired(logs_here) for logs_here in logs_of]
+            if ratios.narrow(found, share):
+                break
+        held += sum(r.low <= 1 <= r.high for r in found)
+        claimed += len(found)
+    assert held / claimed >= least

@@ -16,9 +16,6 @@ from servelab.bundle import Bundle, BundleError
 from servelab.campaign.state import State
 
 Say = Callable[[str], None]
-# Who looks earlier stops too often at a width that is narrow by chance: from three on, intervals that were stopped for
-# cover as little as 90 % (docs/statistics.md).
-LEAST_REPETITIONS = 5
 OVER = ("ok", "invalid", "failed", "skipped", "spared")
 
 
@@ -96,9 +93,10 @@ def spare(state: State, directory: Path, say: Say) -> None:
     wanted = state.spec.precision
     begun = {e["repetition"] for e in state.entries if e["status"] in ("ok", "invalid", "failed")}
     part = any(e["status"] not in OVER and e["repetition"] in begun for e in state.entries)
-    if not wanted or part or len(begun) < LEAST_REPETITIONS or not state.waiting():
+    if not wanted or part or not begun or not state.waiting():
         return
     from servelab.compare import answer, pairs
+    from servelab.stats.ratios import narrow
 
     state.save()
     try:
@@ -106,14 +104,14 @@ def spare(state: State, directory: Path, say: Say) -> None:
     except BundleError:
         return
     ratios = [row.ratio for rows in tables for row in rows if row.ratio]
-    widths = [ratio.high / ratio.value - 1 for ratio in ratios if ratio.high is not None]
-    if not ratios or any(ratio.n < LEAST_REPETITIONS for ratio in ratios) or max(widths) > wanted:
+    if not narrow(ratios, wanted):
         return
+    widest = max(ratio.high / ratio.value - 1 for ratio in ratios if ratio.high is not None)
     left = state.waiting()
     for entry in left:
         entry.update(status="spared", reason=f"every interval is within {wanted:.1%} of its ratio")
     say(
-        f"precise enough after {len(begun)} repetitions (the widest interval: ±{max(widths):.1%}): "
+        f"precise enough after {len(begun)} repetitions (the widest interval: ±{widest:.1%}): "
         f"{len(left)} runs are spared"
     )
 

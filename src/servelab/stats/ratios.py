@@ -116,6 +116,20 @@ def smallest_shown(log_sd: float, n: int, confidence: float = CONFIDENCE) -> flo
     return math.expm1(t_quantile(n - 1, confidence) * log_sd / math.sqrt(n))
 
 
+# Who looks earlier stops too often at a width that is narrow by chance: from three on, intervals that were stopped for
+# cover as little as 90 % (docs/statistics.md).
+LEAST_TO_STOP = 5
+
+
+def narrow(found: Sequence[Ratio], share: float) -> bool:
+    """Whether every interval reaches no further than *share* of its ratio, each from enough pairs to say so.
+
+    It asks how wide they are and never where they lie: that would favour the lucky.
+    """
+    widths = [ratio.high / ratio.value - 1 if ratio.high is not None else math.inf for ratio in found]
+    return bool(found) and min(ratio.n for ratio in found) >= LEAST_TO_STOP and max(widths) <= share
+
+
 def start_noise(rates: Sequence[Sequence[float]]) -> tuple[float, int] | None:
     """What one start differs from the next by: (standard deviation of the logarithms, degrees of freedom).
 
