@@ -93,6 +93,7 @@ def _cards(path: Path) -> None:
                     "clock_sm_mhz": 2400 - 10 * card,
                     "temperature_c": min(70, 40 + i) + card,
                     "memory_used_mib": 84_000,
+                    "pcie_link_gen": 5,
                     "throttle_reasons": [],
                 }
                 for card in range(8)

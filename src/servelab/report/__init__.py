@@ -21,7 +21,7 @@ def write(campaign: Path, base: str = "baseline", *, forced: bool = False) -> tu
     """
     comparisons = answer.compare_all(pairs.of_campaign(campaign, base), forced=forced)
     derived = pairs.derived(campaign)
-    run_what = deployment(comparisons, derived) + _recommended(campaign, comparisons, derived)
+    run_what = deployment(comparisons, derived, _recommended(campaign, comparisons, derived))
     text = markdown(campaign.name, comparisons, run_what)
     (campaign / "report.md").write_text(text)
     (campaign / "routes.json").write_text(json.dumps(deploy.routes(comparisons), indent=1) + "\n")
@@ -30,10 +30,12 @@ def write(campaign: Path, base: str = "baseline", *, forced: bool = False) -> tu
     return html, text
 
 
-def deployment(comparisons: list[Comparison], derived: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def deployment(
+    comparisons: list[Comparison], derived: Mapping[str, Mapping[str, Any]], recommended: Sequence[str] = ()
+) -> list[str]:
     """Which mode to run at which load, and what an adaptive mode is worth: sentences. Empty where the only comparison's
     headline says it all."""
-    said = deploy.hint(comparisons) if len(comparisons) > 1 or derived else []
+    said = deploy.hint(comparisons) if len(comparisons) > 1 or derived or recommended else []
     for mode, made in derived.items():
         sound = [c for c in comparisons if not c.refused or c.forced]
         if any(c.other == mode for c in sound):
@@ -42,7 +44,7 @@ def deployment(comparisons: list[Comparison], derived: Mapping[str, Mapping[str,
         said.append(f"{mode} was set up after the first repetition. {says} {json.dumps(made['document'])}")
         source = next((c for c in sound if c.other == made["from"]), None)
         said += _would_be(mode, made, source) if source else []
-    return said
+    return [*said, *recommended]
 
 
 def _would_be(mode: str, made: Mapping[str, Any], source: Comparison) -> list[str]:

@@ -46,7 +46,7 @@ def draw(comparison: Comparison) -> Iterator[tuple[str, str, str, Figure]]:
         (pareto, "What a user gets and what a GPU yields", "Speed of one user against tokens per second of one GPU."),
         (steps, "What a step costs and yields", "Milliseconds per step and tokens per verify against concurrency."),
         (distributions, "Single requests", "Cumulative shares of TTFT, TPOT and E2E at up to three levels."),
-        (cards, "The cards over time", "Power, clock, temperature and memory of the cards while the levels ran."),
+        (cards, "The cards over time", "Power, clock, temperature, memory and link of the cards while the levels ran."),
     ):
         with rc_context(STYLE):
             figure = chart(comparison)
@@ -198,8 +198,8 @@ def cards(comparison: Comparison) -> Figure | None:
     told = [(side, run, readings(run)) for pair in comparison.pairs for side, run in enumerate(pair)]
     if not any(found for _, _, found in told):
         return None
-    figure = _figure(7.5, 7.2)
-    panels = figure.subplots(4, 1, sharex=True)
+    figure = _figure(7.5, 8.4)
+    panels = figure.subplots(len(_CARDS), 1, sharex=True)
     for axes, (key, over, what) in zip(panels, _CARDS, strict=True):
         for i, (side, run, found) in enumerate(told):
             points = [
@@ -222,6 +222,7 @@ _CARDS: tuple[tuple[str, Callable[[list[float]], float], str], ...] = (
     ("clock_sm_mhz", min, "MHz, slowest"),
     ("temperature_c", max, "°C, hottest"),
     ("memory_used_mib", max, "MiB, fullest"),
+    ("pcie_link_gen", min, "PCIe gen, lowest"),
 )
 
 
