@@ -110,6 +110,17 @@ def test_a_run_is_measured_and_says_what_it_was_made_with(run: Path) -> None:
     assert "simulated" in (run / "server.log").read_text()[:2000]
 
 
+def test_the_cards_were_watched_while_they_worked(run: Path) -> None:
+    before = json.loads((run / "provenance.json").read_text())["gpus"]
+    assert {(card["power_limit_w"], card["clock_max_sm_mhz"]) for card in before} == {(600.0, 2430)}
+    assert {(card["clock_sm_mhz"], *card["throttle_reasons"]) for card in before} == {(180, "gpu_idle")}
+    readings = [json.loads(line) for line in (run / "cards.jsonl").read_text().splitlines()]
+    assert {len(reading["gpus"]) for reading in readings} == {8}
+    assert {card["clock_sm_mhz"] for reading in readings for card in reading["gpus"]} == {2430}
+    (level,) = json.loads((run / "summary.json").read_text())["levels"]
+    assert level["cards"]["throttle"] == {}
+
+
 def test_a_run_leaves_nothing_behind(run: Path, keeper: Process) -> None:
     assert keeper.running("servelab-*.service") == ["servelab-gpu-driver.service"]
     assert not list((PREFIX / "run/servelab").glob("*.owner"))

@@ -233,9 +233,12 @@ def test_the_share_of_the_all_reduces_follows_the_modes_own_way(tmp_path):
     assert found.share(measured(tmp_path), Batch(1, False, 9), 3).way == "nccl"
 
 
-def test_other_cards_tell_nothing(tmp_path):
+def test_other_cards_or_another_profile_tell_nothing(tmp_path):
     collectives(tmp_path, nccl={"eager": 100.0})
     assert allreduce.find(measured(tmp_path, uuid="GPU-1")) is None
+    of_story = measured(tmp_path)
+    of_story.run["simulated"] = {"profile": "story", "time_scale": 5}
+    assert allreduce.find(of_story) is None
     assert allreduce.find(measured(tmp_path)) is not None
 
 

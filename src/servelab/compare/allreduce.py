@@ -79,9 +79,14 @@ def find(run: Bundle) -> Collectives | None:
             result = json.loads(path.read_text())
         except (BundleError, OSError, ValueError):
             continue
-        if other.run.get("simulated") == run.simulated and _cards(other) == _cards(run) and _cards(run):
+        if _profile(other) == _profile(run) and _cards(other) == _cards(run) and _cards(run):
             return Collectives(path.parent, result)
     return None
+
+
+def _profile(run: Bundle) -> Any:
+    """Of the simulator; None of a real machine. Its time scale changes no latency."""
+    return (run.simulated or {}).get("profile")
 
 
 def _cards(run: Bundle) -> list[str]:
