@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 
@@ -168,6 +169,18 @@ def test_a_run_that_was_killed_is_made_again(tmp_path):
     fake.made = [None] * 20
     go(tmp_path, fake)
     assert [made[:2] for made in fake.made[20:]] == [("baseline", 8)]
+    # What it left on the guest may be ended: it began when the run did.
+    assert fake.told == [("baseline", {"bench_left_behind": f"{content['runs'][3]['begun']}-baseline"})]
+    assert re.fullmatch(r"\d{8}T\d{6}Z", content["runs"][3]["begun"])
+
+
+def test_a_run_that_failed_leaves_nothing_to_end(tmp_path):
+    fake = Fake(tmp_path, fail={"eagle3"})
+    go(tmp_path, fake)
+    again = Fake(tmp_path)
+    again.made = [None] * 20
+    go(tmp_path, again, retry=True)
+    assert all(variables == {} for _, variables in again.told)
 
 
 def test_a_failing_mode_is_recorded_given_up_and_the_others_go_on(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -140,7 +141,11 @@ def _make(
     eta = plan.duration(_each(state.spec, state) * len(state.waiting()))
     say(f"{where}: starts; about {eta} to go, {failed} failed so far")
     levels = sorted({*state.spec.levels, *state.added_levels})
-    entry.update(status="running", levels=levels)
+    variables = learn.variables(state, directory, entry["mode"])
+    if entry.get("begun"):
+        # It was cut off, and its load client may still be at work: that one may be ended.
+        variables = {**variables, "bench_left_behind": f"{entry['begun']}-{entry['mode']}"}
+    entry.update(status="running", levels=levels, begun=entry.get("begun") or f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
     state.save()
     begun = clock()
     outcome = runner(
@@ -149,7 +154,7 @@ def _make(
         entry["seed"],
         lambda text: say(f"{where}: {text}"),
         stop.now,
-        learn.variables(state, directory, entry["mode"]),
+        variables,
     )
     if outcome.status == "cancelled":
         entry.update(status="waiting", levels=None)

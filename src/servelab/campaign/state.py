@@ -44,7 +44,8 @@ class State:
             except (OSError, ValueError, LookupError, TypeError) as error:
                 raise CampaignError(f"{self.path} cannot be used ({error!r}): move the directory away.") from error
         waiting = {"status": "waiting", "run_id": None, "reason": None, "seconds": None, "levels": None}
-        self.entries = [known.pop((run.arm, run.repetition), {**asdict(run), **waiting}) for run in runs]
+        # When a run was begun outlives its being cut off: by it the next sitting knows what it left on the guest.
+        self.entries = [known.pop((run.arm, run.repetition), {**asdict(run), **waiting, "begun": None}) for run in runs]
         # Repetitions made when the campaign still asked for more of them stay.
         self.entries += [entry for entry in known.values() if entry["run_id"]]
         for entry in self.entries:
@@ -87,7 +88,7 @@ class State:
         """Put what failed or was skipped for it back in the queue."""
         for entry in self.entries:
             if entry["status"] in ("failed", "skipped", "invalid"):
-                entry.update(status="waiting", run_id=None, reason=None, seconds=None, levels=None)
+                entry.update(status="waiting", run_id=None, reason=None, seconds=None, levels=None, begun=None)
 
 
 @contextmanager
