@@ -228,7 +228,7 @@ def port_owner(port: int, ours: set[int]) -> str | None:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and holds(int(entry.name), inodes):
             words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
-            return f"pid {entry.name}: {words[:80]}"
+            return f"pid {entry.name}: {words if len(words) <= 80 else words[:80] + '…'}"
     return "a process that is not visible on this machine"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -53,6 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("the command comes first, then its options")
     try:
         return int(run(args))
+    except BrokenPipeError:
+        # Whoever read it, like head, has enough; nothing may be flushed into the closed pipe at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         print(f"servelab {asked}: interrupted", file=sys.stderr)
         return INTERRUPTED

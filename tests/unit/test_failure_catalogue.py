@@ -85,22 +85,26 @@ def test_nothing_is_cited_from_nowhere() -> None:
 
 REAL_ENDS = {
     "bad_model_path": ("missing model", "'/nonexistent/model'"),
+    "oom_graph_capture": ("out of memory at graph capture", "(try 0.95)"),
     "oom_memfrac_099": ("out of memory at graph capture", "(try 0.94)"),
     "oom_pool_too_small": ("KV pool too small", "Raise sglang_server_mem_fraction_static (try 0.06)"),
     "port_in_use": ("port in use", "port 30000 on 127.0.0.1"),
     "sigkill_launcher": ("killed", "somebody killed the server"),
     "sigkill_scheduler": ("lost child", "a child process of the server died"),
+    "sigkill_scheduler_serving": ("lost child", "a child process of the server died"),
     "sigterm_adaptive": ("asked to stop", "SIGTERM"),
     "usage_bad_flag": ("usage", "--no-such-flag 1"),
     "usage_missing_model": ("usage", "--model-path"),
 }
 ENDS_AS = {
     "bad_model_path": Exit("exited", 1, "exit-code"),
+    "oom_graph_capture": Exit("killed", 9, "signal"),
     "oom_memfrac_099": Exit("killed", 9, "signal"),
     "oom_pool_too_small": Exit("killed", 9, "signal"),
     "port_in_use": Exit("exited", 3, "exit-code"),
     "sigkill_launcher": Exit("killed", 9, "signal"),
     "sigkill_scheduler": Exit("killed", 9, "signal"),
+    "sigkill_scheduler_serving": Exit("killed", 9, "signal"),
     "sigterm_adaptive": Exit("killed", 9, "signal"),
     "usage_bad_flag": Exit("exited", 2, "exit-code"),
     "usage_missing_model": Exit("exited", 2, "exit-code"),
