@@ -399,3 +399,34 @@ def wait_for(true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+def test_the_cards_are_watched_beside_the_load(
+    serve: Callable[[Script], KnownTruthServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tool that keeps all it has to say until it is ended: every reading counts all the same."""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(
+        f"#!{sys.executable}\n"
+        "import datetime, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit())\n"
+        "while True:\n"
+        "    now = datetime.datetime.now(datetime.UTC)\n"
+        "    print(f'{now:%Y/%m/%d %H:%M:%S}.{now.microsecond // 1000:03d}, 0, 90000, 60, 500.00, 2400, 5, 0x4')\n"
+        "    time.sleep(0.02)\n"
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    server = serve(Script(tokens=TOKENS))
+    out = tmp_path / "out"
+    assert complete(load(server.url, out, "--levels", "1,2", "--watch-cards", "0.02"), out)
+    for level in summary(out)["levels"]:
+        assert level["cards"].pop("readings") > 3
+        assert level["cards"] == {
+            "power_w": 500.0,
+            "clock_sm_mhz": 2400.0,
+            "temperature_c": 60,
+            "memory_used_mib": 90000,
+            "throttle": {"sw_power_cap": 1.0},
+        }
+    assert not (out / "cards.csv").exists()

@@ -45,6 +45,7 @@ class Watch:
         words.append(f"--loop-ms={max(1, round(seconds * 1000))}")
         environment = {**os.environ, "TZ": "UTC0", "LC_ALL": "C"}
         self.why_not: str | None = None
+        self._ended: list[dict[str, Any]] | None = None
         with self._raw.open("w") as out:
             try:
                 self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
@@ -55,20 +56,25 @@ class Watch:
                 self.why_not = str(problem)
 
     def readings(self) -> list[dict[str, Any]]:
-        """What it said so far, oldest first: {"t": seconds since 1970, "gpus": [one entry for each card]}."""
+        """What it said so far, oldest first: {"t": seconds since 1970, "gpus": [one entry for each card]}. The last
+        ones may still be in its buffer until `end`."""
+        if self._ended is not None:
+            return self._ended
         with suppress(OSError):
             return read(self._raw.read_text(errors="replace"))
         return []
 
     def end(self) -> None:
         """Stop it and leave cards.jsonl; without readings, what it said instead stays in cards.csv."""
+        if self._ended is not None:
+            return
         if self._process is not None:
             self._process.terminate()
             try:
                 self._process.wait(5)
             except subprocess.TimeoutExpired:
                 self._process.kill()  # one that hangs in the driver outlives even this, and is not waited for
-        found = self.readings()
+        found = self._ended = self.readings()
         if found:
             (self.directory / FILE).write_text("".join(json.dumps(reading) + "\n" for reading in found))
             self._raw.unlink()

@@ -114,6 +114,10 @@ class Session:
             self._summarise(levels, finished=False)
             self.progress.end_line()
             self.say(describe(level))
+        if self.cards is not None:
+            self.cards.end()
+            for level in levels:  # the last readings of each came late
+                level["cards"] = self._cards(level)
         self._check_identity(levels)
         summary = self._summarise(levels, finished=True)
         bad = [level["level"] for level in levels if not level["valid"]]
@@ -124,6 +128,12 @@ class Session:
         done = sum(level["requests"]["completed"] for level in levels)
         self.progress.phase("finished", words, state="done", done=done, valid=status == OK)
         return status
+
+    def _cards(self, level: dict[str, Any]) -> dict[str, Any] | None:
+        window = level["window"]
+        if self.cards is None or not window:
+            return None
+        return cards.summary(self.cards.readings(), window["start"], window["end"])
 
     def _identify(self) -> None:
         options = self.options
@@ -271,12 +281,7 @@ class Session:
             "start": round((window.start + epoch_offset) / SECOND, 6),
             "end": round((window.end + epoch_offset) / SECOND, 6),
         }
-        measured = level["window"]
-        level["cards"] = (
-            cards.summary(self.cards.readings(), measured["start"], measured["end"])
-            if self.cards and measured
-            else None
-        )
+        level["cards"] = self._cards(level)
         level["self"]["connections"] = wire.opened
         late_now = late_seconds(info)
         level["simulator_late_share"] = (
