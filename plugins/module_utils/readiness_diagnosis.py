@@ -32,6 +32,8 @@ class Exit:
     """False where ExecStartPre refused and the server itself never ran."""
     node: str | None = None
     """The device node whose check refused, where `started` is False and it is known."""
+    sandboxed: bool = True
+    """False where systemd could not make the namespaces of the unit (226), before any program of it ran."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ def diagnose(text: str, end: Exit | None = None, kernel: str = "") -> Diagnosis:
     `kernel` are lines of the kernel's log from the time of this start; empty where they cannot be read.
     """
     end = end or Exit()
+    if not end.sandboxed:
+        return _without_namespaces(text)
     if not end.started:
         return _refused_before_the_start(end, text)
     for entry in CATALOGUE:
@@ -161,6 +165,16 @@ def _asked_to_stop(lines: list[str]) -> bool:
         if DEATH.search(line):
             return False
     return False
+
+
+def _without_namespaces(text: str) -> Diagnosis:
+    told = [line for line in text.splitlines() if "mount namespacing" in line or "step NAMESPACE" in line]
+    return Diagnosis(
+        "sandbox",
+        "systemd could not make the namespaces that bar the server from what it does not need (226/NAMESPACE)",
+        "Give the guest Proxmox's feature nesting, or set sglang_server_sandbox to false.",
+        _short(told[0].strip()) if told else _last_line(text),
+    )
 
 
 def _refused_before_the_start(end: Exit, text: str) -> Diagnosis:

@@ -146,6 +146,8 @@ from ansible_collections.servelab.sglang.plugins.module_utils.supervision import
 
 CODES = {"1": "exited", "2": "killed", "3": "dumped"}
 LISTEN = "0A"
+# systemd's exit status of a program that it could not give the namespaces of its unit.
+NAMESPACE = 226
 
 
 def show(module: AnsibleModule, keeper: Supervisor, unit: str) -> dict[str, str]:
@@ -179,12 +181,17 @@ def kernel_since(microseconds: int) -> str:
     return "\n".join(lines)
 
 
-def refused_node(module: AnsibleModule, unit: str) -> str | None:
-    """The device node whose check before the start failed, None where that is not known."""
+def checks_before(module: AnsibleModule, unit: str) -> str:
+    """How systemd saw the checks before the start end; empty where it does not keep the unit."""
     if module.params["supervisor"] != "systemd":
-        return None
+        return ""
     _, out, _ = module.run_command(["systemctl", "show", unit, "--property=ExecStartPre"])
-    failed = re.search(r"argv\[\]=/usr/bin/test -c (\S+) ;(?:(?!argv\[\]).)*?code=exited ; status=1\b", out)
+    return out
+
+
+def refused_node(checks: str) -> str | None:
+    """The device node whose check before the start failed, None where that is not known."""
+    failed = re.search(r"argv\[\]=/usr/bin/test -c (\S+) ;(?:(?!argv\[\]).)*?code=exited ; status=1\b", checks)
     return failed[1] if failed else None
 
 
@@ -260,7 +267,8 @@ def take_a_look(module: AnsibleModule) -> tuple[Look, str]:
             ),
         )
         if not look.end.started:
-            look.end = replace(look.end, node=refused_node(module, asked["unit"]))
+            checks = checks_before(module, asked["unit"])
+            look.end = replace(look.end, node=refused_node(checks), sandboxed=f"status={NAMESPACE}" not in checks)
         look.elapsed = max(0.0, time.clock_gettime(time.CLOCK_MONOTONIC) - begun / 1e6) if begun else 0.0
         look.log = keeper.log(invocation)
         look.kernel = kernel_since(begun) if begun and look.active in ("failed", "inactive") else ""

@@ -233,6 +233,14 @@ def test_a_refused_check_names_its_node() -> None:
     assert "/dev/nvidia9 is missing" in diagnose(log, Exit(started=False)).cause
 
 
+def test_a_guest_that_gives_no_namespaces_is_not_one_without_device_nodes() -> None:
+    """The check before the start fails with it, as it runs in the same namespaces."""
+    log = "servelab-baseline.service: Failed at step NAMESPACE spawning /usr/bin/test: Permission denied"
+    told = diagnose(log, Exit("exited", 226, "exit-code", started=False, sandboxed=False))
+    assert (told.name, told.evidence) == ("sandbox", log)
+    assert "feature nesting, or set sglang_server_sandbox to false" in told.remedy
+
+
 def test_host_memory_is_not_gpu_memory() -> None:
     found = diagnose("[2026-01-01 00:00:00 TP0] Load weight begin.\n", Exit("killed", 9, "oom-kill"))
     assert found.name == "host out of memory"

@@ -10,6 +10,8 @@ import pytest
 
 PACKAGE = "/opt/servelab/stack/lib/python3.13/site-packages"
 OTHER = "/srv/other/stack/lib/python3.13/site-packages"
+# The play of converge.yml that is as the inventory says.
+OWN = ("--tags", "own")
 TASK = [("Open or close the custom allreduce for PCIe GPUs", "lab-gpu1")]
 
 
@@ -42,12 +44,12 @@ def test_the_patch_is_in_the_one_and_not_in_the_other(guest):
 
 def test_the_patch_goes_to_the_byte_and_comes_again(play, guest):
     patched = guest.file(file("custom_all_reduce.py")).sha256sum
-    checked = play("--check", "--diff", sglang_allreduce_state="absent")
+    checked = play(*OWN, "--check", "--diff", sglang_allreduce_state="absent")
     assert checked.changed == TASK
     assert guest.file(file("custom_all_reduce.py")).sha256sum == patched
-    assert play(sglang_allreduce_state="absent").changed == TASK
+    assert play(*OWN, sglang_allreduce_state="absent").changed == TASK
     assert edited(guest, PACKAGE, "0.5.23") == set()
-    assert play().changed == TASK
+    assert play(*OWN).changed == TASK
     assert guest.file(file("custom_all_reduce.py")).sha256sum == patched
 
 
@@ -57,7 +59,7 @@ def test_a_file_that_somebody_edited_is_refused_and_kept(play, guest, state):
     guest.check_output(f"cp --preserve {path} /srv/other/kept && echo '# mine' >> {path}")
     before = guest.file(path).sha256sum
     try:
-        played = play(sglang_allreduce_state=state)
+        played = play(*OWN, sglang_allreduce_state=state)
         assert not played.ok
         assert "custom_all_reduce_utils.py" in played.said
         assert played.changed == []
@@ -72,7 +74,7 @@ def test_a_release_of_unknown_form_is_refused_and_kept(play, guest):
     guest.check_output(f"cp --preserve {path} /srv/other/kept && sed -i 's/world_size/number_of_ranks/g' {path}")
     before = guest.file(path).sha256sum
     try:
-        played = play(sglang_allreduce_package_dir=f"{OTHER}/sglang", sglang_allreduce_state="present")
+        played = play(*OWN, sglang_allreduce_package_dir=f"{OTHER}/sglang", sglang_allreduce_state="present")
         assert not played.ok
         assert guest.file(path).sha256sum == before
         assert "number_of_ranks" in guest.file(path).content_string
@@ -81,7 +83,7 @@ def test_a_release_of_unknown_form_is_refused_and_kept(play, guest):
 
 
 def test_no_sglang_is_told_with_the_directory(play):
-    played = play(sglang_allreduce_package_dir="/nowhere/sglang")
+    played = play(*OWN, sglang_allreduce_package_dir="/nowhere/sglang")
     assert not played.ok
     assert "/nowhere/sglang" in played.said
 
@@ -91,14 +93,14 @@ def test_the_drop_in_forces_every_process_of_the_stack_and_goes_again(play, gues
     said = f"{python} -c 'import os; print(os.environ.get(\"SGLANG_FORCE_CUSTOM_AR_PCIE\"))'"
     assert not guest.file(dropin).exists
     assert guest.check_output(said) == "None"
-    # The play has the other stack, too, which stays unpatched: there it has no effect.
+    # The other stack, too, which stays unpatched: there it has no effect.
     assert play(sglang_allreduce_sitecustomize=True).changed == [
         ("Set the variables in every process of the stack", "lab-gpu1")
     ]
     assert guest.check_output(said) == "1"
     assert guest.check_output(f"SGLANG_FORCE_CUSTOM_AR_PCIE=0 {said}") == "0"
-    assert play(sglang_allreduce_sitecustomize=True).changed == []
-    assert play().changed == [("Set them in none", "lab-gpu1")]
+    assert play(*OWN, sglang_allreduce_sitecustomize=True).changed == []
+    assert play(*OWN).changed == [("Set them in none", "lab-gpu1")]
     assert not guest.file(dropin).exists
 
 
@@ -106,10 +108,10 @@ def test_somebody_elses_drop_in_is_kept(play, guest):
     dropin = f"{PACKAGE}/sitecustomize.py"
     guest.check_output(f"echo '# mine' > {dropin}")
     try:
-        played = play(sglang_allreduce_sitecustomize=True)
+        played = play(*OWN, sglang_allreduce_sitecustomize=True)
         assert not played.ok
         assert "is not ours and is kept" in played.said
-        assert play().changed == []
+        assert play(*OWN).changed == []
         assert guest.file(dropin).content_string == "# mine\n"
     finally:
         guest.check_output(f"rm {dropin}")

@@ -13,6 +13,8 @@ STACKS = [
     ("0.5.23", "/opt/servelab/stack", "/opt/servelab/stacks"),
     ("0.5.12", "/srv/other/stack", "/srv/other/stacks"),
 ]
+# The plays of converge.yml.
+OWN, OTHER = ("--tags", "own"), ("--tags", "other")
 LINK, OTHER_LINK = STACKS[0][1], STACKS[1][1]
 # What the guest sees of the controller's cache; prepare.yml filled it with 0.5.15 and the toolchain.
 WHEELHOUSE = "/srv/cache/wheelhouse"
@@ -64,9 +66,9 @@ def test_a_link_moved_by_hand_is_found_and_alone_moved_back(play, guest):
     directory = stack_of(guest, LINK)
     guest.check_output(f"ln -sfn /srv/other/stack {LINK}")
     repair = [("Use this stack", "lab-gpu1")]
-    assert play("--check", "--diff").changed == repair
+    assert play(*OWN, "--check", "--diff").changed == repair
     assert stack_of(guest, LINK) == "/srv/other/stack"
-    assert play("--diff").changed == repair
+    assert play(*OWN, "--diff").changed == repair
     assert stack_of(guest, LINK) == directory
 
 
@@ -77,7 +79,7 @@ def test_a_stack_that_is_another_release_is_not_used(play, guest):
     guest.check_output(f"cp --preserve {version} /srv/other/kept && sed -i 's/0\\.5\\.12/0.5.15/' {version}")
     guest.check_output("ln -sfn /srv/other/nowhere /srv/other/stack")
     try:
-        played = play()
+        played = play(*OTHER)
         assert not played.ok
         assert f"{directory} should hold SGLang 0.5.12, but holds 0.5.15" in played.said
         assert "remove that directory and run again. /srv/other/stack was not touched." in played.said
@@ -93,7 +95,7 @@ def test_a_stack_that_differs_from_its_lock_is_not_used(play, guest):
     site = f"{directory}/lib/python3.13/site-packages"
     guest.check_output(f"mv {site}/sglang-0.5.12.dist-info {site}/sglang-0.5.12.post1.dist-info")
     try:
-        played = play()
+        played = play(*OTHER)
         assert not played.ok
         assert "must not be used. sglang 0.5.12.post1 is installed, but 0.5.12 is locked." in played.said
     finally:
@@ -113,7 +115,7 @@ def test_an_upgrade_and_a_way_back_without_a_network(play, guest, cut_off):
         f"systemd-run --quiet --unit=servelab-test-old {before}/bin/python -c 'import time; time.sleep(900)'"
     )
     try:
-        there = play(sglang_version="0.5.15", sglang_env_wheelhouse=WHEELHOUSE)
+        there = play(*OWN, sglang_version="0.5.15", sglang_env_wheelhouse=WHEELHOUSE)
         assert there.ok, there.said
         new = stack_of(guest, LINK)
         assert re.fullmatch(r"/opt/servelab/stacks/0\.5\.15-light-[0-9a-f]{8}", new)
@@ -121,7 +123,7 @@ def test_an_upgrade_and_a_way_back_without_a_network(play, guest, cut_off):
         # The process of the old stack still is one: its Python, its modules.
         assert guest.service("servelab-test-old").is_running
         assert guest.run(f"{before}/bin/python -c 'import sys; print(sys.prefix)'").stdout.strip() == before
-        back = play()
+        back = play(*OWN)
         assert back.changed == [("Use this stack", "lab-gpu1")]
         assert stack_of(guest, LINK) == before
     finally:
@@ -133,7 +135,7 @@ def test_a_wheel_that_was_tampered_with_is_named(play, guest):
     guest.check_output("rm -rf /opt/servelab/stacks/0.5.15-*")
     guest.check_output(f"mkdir -p /srv/other/bad && cp {WHEELHOUSE}/sglang-0.5.15-*.whl /srv/other/bad/")
     guest.check_output("for wheel in /srv/other/bad/*.whl; do printf x >> $wheel; done")
-    played = play(sglang_version="0.5.15", sglang_env_wheelhouse="/srv/other/bad")
+    played = play(*OWN, sglang_version="0.5.15", sglang_env_wheelhouse="/srv/other/bad")
     assert not played.ok
     assert "sglang==0.5.15 from file:///srv/other/bad/sglang-0.5.15-cp313" in played.said
     assert re.search(r"is not what was locked: its sha256 is [0-9a-f]{64}, and [0-9a-f]{64} was expected", played.said)
@@ -147,18 +149,18 @@ def test_an_interrupted_installation_is_completed(play, guest):
     directory = guest.check_output("ls -d /opt/servelab/stacks/0.5.15-light-*")
     half = f"{directory}/lib/python3.13/site-packages/sglang-0.5.15.dist-info"
     guest.check_output(f"mkdir -p {half} && printf 'Name: sglang\\nVersion: 0.5.15\\n' > {half}/METADATA")
-    played = play(sglang_version="0.5.15", sglang_env_wheelhouse=WHEELHOUSE)
+    played = play(*OWN, sglang_version="0.5.15", sglang_env_wheelhouse=WHEELHOUSE)
     assert played.ok, played.said
     assert stack_of(guest, LINK) == directory
     assert guest.file(f"{LINK}/lib/python3.13/site-packages/sglang/srt").is_directory
     assert guest.file(f"{half}/RECORD").exists
-    assert play().changed == [("Use this stack", "lab-gpu1")]
+    assert play(*OWN).changed == [("Use this stack", "lab-gpu1")]
     assert stack_of(guest, LINK) == before
 
 
 def test_wrong_settings_are_told_at_once_and_before_anything_changes(play, guest):
     before = stack_of(guest, LINK)
-    played = play(sglang_version="0.4.0", sglang_env_wheelhouse="wheels", sglang_env_python="python3.9")
+    played = play(*OWN, sglang_version="0.4.0", sglang_env_wheelhouse="wheels", sglang_env_python="python3.9")
     assert not played.ok
     assert "sglang_version is 0.4.0, but the supported releases are 0.5.12, 0.5.15, 0.5.23." in played.said
     assert "Before 0.5.11 SGLang is CUDA 12 on PyPI: it needs a lock made with the cu130 indexes" in played.said
@@ -171,7 +173,7 @@ def test_wrong_settings_are_told_at_once_and_before_anything_changes(play, guest
 
 def test_a_python_without_a_lock_is_refused(play, guest):
     guest.check_output("printf '#!/bin/sh\\necho 3.10\\n' > /srv/other/python && chmod +x /srv/other/python")
-    played = play(sglang_env_python="/srv/other/python")
+    played = play(*OWN, sglang_env_python="/srv/other/python")
     assert not played.ok
     assert "sglang_env_python is Python 3.10, but SGLang 0.5.23 is locked for Python 3.11, 3.12, 3.13" in played.said
 
@@ -179,11 +181,11 @@ def test_a_python_without_a_lock_is_refused(play, guest):
 def test_a_disk_that_is_too_small_is_refused_before_the_first_byte(play, guest):
     guest.check_output("mkdir -p /srv/other/small && mount -t tmpfs -o size=1m none /srv/other/small")
     try:
-        played = play(sglang_env_stacks_dir="/srv/other/small/stacks")
+        played = play(*OWN, sglang_env_stacks_dir="/srv/other/small/stacks")
         assert not played.ok
         assert "needs 400 MiB in /srv/other/small/stacks, but only 1 MiB are free" in played.said
         # And the full one, of which the lock says how much is fetched: 4320 MB, kept and unpacked.
-        played = play(sglang_env_stacks_dir="/srv/other/small/stacks", sglang_env_profile="full")
+        played = play(*OWN, sglang_env_stacks_dir="/srv/other/small/stacks", sglang_env_profile="full")
         assert not played.ok
         assert re.search(r"SGLang 0\.5\.23 \(full\) needs [12][0-9]{4} MiB in /srv/other/small/stacks", played.said)
         assert guest.file("/srv/other/small").listdir() == []
@@ -193,7 +195,7 @@ def test_a_disk_that_is_too_small_is_refused_before_the_first_byte(play, guest):
 
 def test_a_directory_in_the_links_place_is_refused(play, guest):
     guest.check_output("mkdir /srv/other/busy")
-    played = play(sglang_env_current="/srv/other/busy")
+    played = play(*OWN, sglang_env_current="/srv/other/busy")
     assert not played.ok
     assert "/srv/other/busy is not a link, so it cannot be moved to another stack" in played.said
     assert guest.file("/srv/other/busy").is_directory

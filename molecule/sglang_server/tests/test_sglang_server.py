@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).resolve().parents[3]
 UNITS = "/etc/systemd/system"
+# The play of converge.yml that is as the inventory says, without the one that is quite different.
+OWN = ("--tags", "own")
 
 
 def directives(host, mode: str) -> dict[str, list[str]]:
@@ -61,7 +67,7 @@ def test_what_is_compiled_belongs_to_one_stack(guest):
     (path,) = [shown for shown in environment if shown.strip('"').startswith("PATH=")]
     assert f"/opt/servelab/stacks/{name}/bin:" in path
     directory = guest.file(cache)
-    assert (directory.user, directory.group, directory.mode) == ("sglang", "sglang", 0o750)
+    assert (directory.user, directory.group, directory.mode) == ("llm", "llms", 0o750)
 
 
 def test_the_baseline_is_as_the_inventory_says(guest):
@@ -187,10 +193,42 @@ def test_no_secret_is_found_anywhere(guest):
 
 
 def test_the_sandbox_is_as_narrow_as_is_said(guest):
-    answer = guest.run("systemd-analyze security --no-pager servelab-wide.service")
-    (line,) = [line for line in answer.stdout.splitlines() if "Overall exposure level" in line]
+    answer = guest.run("systemd-analyze security --no-pager servelab-baseline.service")
+    told = re.search(r"Overall exposure level for servelab-baseline\.service: ([0-9.]+) ", answer.stdout)
     # docs/serving.md states it; what is left are the network, device nodes and executable memory.
-    assert float(line.split(":")[-1].split()[0]) <= 3.0
+    assert told and float(told[1]) <= 3.0
+
+
+def test_the_sandbox_holds_and_leaves_the_server_what_it_writes(guest):
+    """Of the server itself, because systemd passes over what a container does not let it do."""
+    stack = guest.check_output("readlink -f /opt/servelab/stack").rpartition("/")[2]
+    try:
+        guest.check_output("systemctl start servelab-baseline")
+        pid = guest.check_output("systemctl show servelab-baseline --property=MainPID --value")
+        status = dict(line.split(":\t", 1) for line in guest.file(f"/proc/{pid}/status").content_string.splitlines())
+        assert (status["CapBnd"], status["NoNewPrivs"], status["Seccomp"]) == ("0" * 16, "1", "2")
+        inside = f"nsenter --target {pid} --mount"
+        for place in ("/srv/llm", "/var/log/servelab/baseline", f"/var/cache/servelab/jit/{stack}", "/dev/shm", "/tmp"):
+            guest.check_output(f"{inside} sh -c 'echo x > {place}/written && rm {place}/written'")
+        for place in ("/etc", "/usr", "/root", "/var/lib/servelab", "/opt/servelab/stack"):
+            assert "Read-only file system" in guest.run(f"{inside} touch {place}/written").stderr, place
+    finally:
+        guest.check_output("systemctl stop servelab-baseline")
+
+
+def test_a_guest_that_refuses_namespaces_is_told_so_and_not_of_device_nodes(guest):
+    """systemd ends both alike where a directory is not there, and then not even the checks before the start run."""
+    extra = f"{UNITS}/servelab-baseline.service.d"
+    guest.check_output(f"mkdir {extra} && printf '[Service]\nReadWritePaths=/nowhere\n' > {extra}/nowhere.conf")
+    try:
+        guest.run("systemctl daemon-reload && systemctl start servelab-baseline")
+        look = ["ansible", "lab-gpu1", "-m", "servelab.sglang.server_probe", "-a", "unit=servelab-baseline port=30000"]
+        env = os.environ | {"ANSIBLE_CALLBACK_RESULT_FORMAT": "json"}
+        told = subprocess.run(look, cwd=ROOT, env=env, capture_output=True, text=True, check=False).stdout
+        assert "systemd could not make the namespaces" in told
+        assert "Give the guest Proxmox's feature nesting, or set sglang_server_sandbox to false." in told
+    finally:
+        guest.check_output(f"rm -r {extra} && systemctl daemon-reload && systemctl reset-failed servelab-baseline")
 
 
 def test_nothing_is_left_on_the_cards(guest):
@@ -205,7 +243,7 @@ def test_unit_and_record_edited_by_hand_are_found_and_alone_written_again(play, 
     guest.check_output(f"sed -i 's/^LimitNOFILE=.*/LimitNOFILE=1024/' {unit}")
     guest.check_output(f"sed -i 's/simserver/simserver2/' {record}")
     repair = [("Write the merged mode for provenance", "lab-gpu1"), ("Write the unit of the mode", "lab-gpu1")]
-    checked = play("--check", "--diff")
+    checked = play(*OWN, "--check", "--diff")
     assert [one for one in checked.changed if not one[0].startswith("Let systemd")] == repair
     old, new = (set(text.splitlines()) for text in checked.diff)
     assert {line.strip(' ",').replace("simserver2", "simserver") for line in old - new} == {
@@ -214,7 +252,7 @@ def test_unit_and_record_edited_by_hand_are_found_and_alone_written_again(play, 
     }
     assert {line.strip(' ",') for line in new - old} == {"LimitNOFILE=1048576", "/opt/servelab-lab/bin/simserver"}
     assert "LimitNOFILE=1024\n" in guest.file(unit).content_string
-    played = play()
+    played = play(*OWN)
     assert [one for one in played.changed if not one[0].startswith("Let systemd")] == repair
     assert [guest.file(name).content_string for name in (unit, record)] == right
 
@@ -223,6 +261,8 @@ def test_wrong_settings_are_told_at_once_and_before_anything_changes(play, guest
     before = guest.file(f"{UNITS}/servelab-baseline.service").content_string
     played = play(
         sglang_server_host="0.0.0.0",
+        sglang_server_api_key="",
+        sglang_server_admin_api_key="",
         sglang_server_port=80,
         sglang_server_trust_remote_code=True,
         sglang_server_user="root",
@@ -250,7 +290,7 @@ def test_a_mode_that_cannot_start_says_why_and_leaves_nothing(play, guest):
         # The proof of another setup does not count.
         played = play(sglang_server_device_nodes=["/dev/nvidia9"])
     finally:
-        repaired = play()
+        repaired = play(*OWN)
     assert not played.ok
     assert "Mode baseline does not serve." in played.said
     assert "/dev/nvidia9 is missing or is not a character device" in played.said
