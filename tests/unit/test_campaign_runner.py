@@ -26,7 +26,8 @@ BENCH = """
       ansible.builtin.copy:
         dest: "{{ path }}/run.json"
         content: "{{ {'schema': 'servelab.run/1', 'mode': mode, 'status': 'invalid', 'reason': levels ~ ' ' ~ bench_seed
-          ~ ' ' ~ bench_min_seconds ~ ' ' ~ bench_invalid_ok} | to_json }}"
+          ~ ' ' ~ bench_min_seconds ~ ' ' ~ bench_invalid_ok ~ ' ' ~ whose | default('nobody')
+          ~ ' ' ~ bench_left_behind | default('nothing')} | to_json }}"
 """
 
 
@@ -44,7 +45,7 @@ def runner(tmp_path):
 def test_a_run_is_found_with_its_status_and_everything_was_passed_on(runner, tmp_path):
     outcome = runner("baseline", [1, 10], 7, print, lambda: False, {})
     assert (outcome.status, outcome.run_id) == ("invalid", "20261129T101500Z-baseline")
-    assert outcome.reason == "1,10 7 6 True"
+    assert outcome.reason == "1,10 7 6 True nobody nothing"
     run = json.loads((tmp_path / "results" / "demo" / outcome.run_id / "run.json").read_text())
     assert run["mode"] == "baseline"
 
@@ -63,3 +64,11 @@ def test_a_directory_that_is_no_collection(tmp_path):
     wanted = spec.check("demo", {"description": "x", "modes": ["a", "b"], "levels": [1]})
     with pytest.raises(CampaignError, match=r"holds no bench\.yml"):
         BenchRunner(tmp_path, tmp_path, wanted, {})
+
+
+def test_its_inventory_and_what_only_this_run_must_know(runner, tmp_path):
+    hosts = tmp_path / "mine"
+    hosts.write_text("localhost whose=mine\n")
+    mine = BenchRunner(tmp_path, runner.results, runner.spec, {}, [str(hosts)])
+    outcome = mine("baseline", [1], 7, print, lambda: False, {"bench_left_behind": "something"})
+    assert outcome.reason == "1 7 6 True mine something"
