@@ -124,8 +124,10 @@ invocation_id:
 """
 
 import os
+import pwd
 import re
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -195,9 +197,9 @@ def refused_node(checks: str) -> str | None:
     return failed[1] if failed else None
 
 
-def listeners(port: int) -> set[str]:
-    """Inodes of the sockets that listen on `port` in this network namespace."""
-    inodes = set()
+def listeners(port: int) -> dict[str, int]:
+    """The sockets that listen on `port` in this network namespace: inode → uid of whoever opened it."""
+    found = {}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             lines = Path(table).read_text().splitlines()[1:]
@@ -206,11 +208,11 @@ def listeners(port: int) -> set[str]:
         for line in lines:
             fields = line.split()
             if fields[3] == LISTEN and int(fields[1].rsplit(":", 1)[1], 16) == port:
-                inodes.add(fields[9])
-    return inodes
+                found[fields[9]] = int(fields[7])
+    return found
 
 
-def holds(pid: int, inodes: set[str]) -> bool:
+def holds(pid: int, inodes: Iterable[str]) -> bool:
     """Whether the process has one of the sockets open."""
     wanted = {f"socket:[{inode}]" for inode in inodes}
     try:
@@ -236,7 +238,15 @@ def port_owner(port: int, ours: set[int]) -> str | None:
         if entry.name.isdigit() and holds(int(entry.name), inodes):
             words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
             return f"pid {entry.name}: {words if len(words) <= 80 else words[:80] + '…'}"
-    return "a process that is not visible on this machine"
+    users = " or ".join(sorted({name_of(uid) for uid in inodes.values()}))
+    return f"a process of user {users}, which cannot be looked at from here: another user's or a container's"
+
+
+def name_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def take_a_look(module: AnsibleModule) -> tuple[Look, str]:
