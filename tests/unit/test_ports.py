@@ -7,20 +7,21 @@ import pwd
 import socket
 
 import pytest
-from ansible_collections.servelab.sglang.plugins.modules import server_probe
+
+from servelab.shared import ports
 
 
 def test_a_port_of_somebody_elses_process_is_told_by_its_user(monkeypatch: pytest.MonkeyPatch) -> None:
     """As an ordinary user sees a port of root's: the table names the owner, and no process can be looked at."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        monkeypatch.setattr(server_probe, "holds", lambda pid, inodes: False)
-        assert server_probe.port_owner(port, {1}) == (
-            f"a process of user {pwd.getpwuid(os.getuid()).pw_name}, which cannot be looked at from here: another user's or "
-            "a container's"
+        monkeypatch.setattr(ports, "holds", lambda pid, inodes: False)
+        assert ports.port_owner(port, {1}) == (
+            f"a process of user {pwd.getpwuid(os.getuid()).pw_name}, "
+            "which cannot be looked at from here: another user's or a container's"
         )
         monkeypatch.undo()
-        assert server_probe.port_owner(port, {os.getpid()}) == "ours"
-        found = server_probe.port_owner(port, {1})
+        assert ports.port_owner(port, {os.getpid()}) == "ours"
+        found = ports.port_owner(port, {1})
         assert found is not None and found.startswith(f"pid {os.getpid()}: ")
-    assert server_probe.port_owner(port, {1}) is None
+    assert ports.port_owner(port, {1}) is None
