@@ -89,7 +89,7 @@ def test_no_sglang_is_told_with_the_directory(play):
 
 
 def test_the_drop_in_forces_every_process_of_the_stack_and_goes_again(play, guest):
-    dropin, python = f"{PACKAGE}/sitecustomize.py", "/opt/servelab/stack/bin/python"
+    dropin, python = f"{PACKAGE}/servelab_allreduce.pth", "/opt/servelab/stack/bin/python"
     said = f"{python} -c 'import os; print(os.environ.get(\"SGLANG_FORCE_CUSTOM_AR_PCIE\"))'"
     assert not guest.file(dropin).exists
     assert guest.check_output(said) == "None"
@@ -105,7 +105,7 @@ def test_the_drop_in_forces_every_process_of_the_stack_and_goes_again(play, gues
 
 
 def test_somebody_elses_drop_in_is_kept(play, guest):
-    dropin = f"{PACKAGE}/sitecustomize.py"
+    dropin = f"{PACKAGE}/servelab_allreduce.pth"
     guest.check_output(f"echo '# mine' > {dropin}")
     try:
         played = play(*OWN, sglang_allreduce_sitecustomize=True)
