@@ -267,3 +267,27 @@ def test_the_reason_names_the_share(tmp_path):
     (said,) = words.why(answer.compare(Arms("baseline", "eagle3", [(base, eagle)])))
     assert said.startswith("C=1: a step of eagle3 takes 45.0 ms and yields 2.50 tokens")
     assert said.endswith("Of which all-reduce, by 20261129T090000Z-collectives: 29.3 ms (3 tokens, nccl) in eagle3.")
+
+
+def test_a_lead_that_was_not_shown_is_no_reason_to_forget_the_mode():
+    # Two repetitions, ratios 1.2 and 1.4: far above 1, and with one degree of freedom nothing is shown.
+    base = [run("baseline", i, (100, 100, 100)) for i in range(2)]
+    eagle = [run("eagle3", i, (120 + 20 * i, 50, 50)) for i in range(2)]
+    found = answer.compare_all([Arms("baseline", "eagle3", list(zip(base, eagle, strict=True)))])
+    first = deploy.choices(found)[0]
+    assert (first.mode, first.also) == ("baseline", ["eagle3"])
+
+
+@pytest.mark.parametrize(
+    ("said", "chunk", "tokens"),
+    [
+        (2.54, 2.5, 2.54),
+        (None, 2.5, 2.5),
+        (None, 1.0, None),
+        (64.0, 1.0, None),  # an adaptive server that verified once in 64 steps
+        (9.0, 1.4, 1.4),  # or in some of them
+        (2.5, None, 2.5),
+    ],
+)
+def test_tokens_of_a_step_where_not_every_step_verifies(said, chunk, tokens):
+    assert answer.accepted({"accept_length": said, "tokens_per_chunk": chunk}) == tokens

@@ -16,6 +16,8 @@ from servelab.stats import outliers, ratios
 from servelab.stats.crossover import Crossing, Curve, refinement
 from servelab.stats.ratios import MARGIN, Ratio
 
+# A request's first token is no step's, which makes its tokens per verify a little more than a chunk's.
+MORE_THAN_A_CHUNK = 1.25
 # The story is told by levels that decided; these outcomes have exactly one change of sides.
 SINGLE = ("below", "above")
 
@@ -291,12 +293,15 @@ def _queues(arms: Arms, used: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -
 
 
 def accepted(level: dict[str, Any]) -> float | None:
-    """Tokens per verify: the server's own figure, else the client's tokens per chunk where it is above 1."""
-    value = level.get("accept_length")
-    if value is None:
-        chunk = level.get("tokens_per_chunk")
-        value = chunk if chunk and chunk > 1.005 else None
-    return value
+    """Tokens per step: the server's own figure per verify, else the client's tokens per chunk where it is above 1.
+
+    What a step yields comes in one chunk. A figure far above that counts few verifies among many plain steps, as an
+    adaptive server's does, and says nothing of a step.
+    """
+    value, chunk = level.get("accept_length"), level.get("tokens_per_chunk")
+    if value is None or (chunk and value > MORE_THAN_A_CHUNK * chunk):
+        return chunk if chunk and chunk > 1.005 else None
+    return float(value)
 
 
 def step_ms(level: dict[str, Any]) -> float | None:

@@ -42,8 +42,9 @@ class Judged:
 def choices(comparisons: Sequence[Comparison]) -> list[Choice]:
     """Per level the fastest mode among those that may be compared, the base where none was shown to be faster.
 
-    Ascending; levels at which nothing was compared are missing. A mode is named beside the fastest where the interval
-    of their ratio holds 1: without adjustment, so that rather one too many is named.
+    Ascending; levels at which nothing was compared are missing. A mode is named beside the base where no difference to
+    it was shown, and beside another where the interval of their ratio holds 1: without adjustment, so that rather one
+    too many is named.
     """
     sound = [c for c in comparisons if not c.refused or c.forced]
     if not sound:
@@ -58,6 +59,9 @@ def choices(comparisons: Sequence[Comparison]) -> list[Choice]:
         also = []
         for mode in [base, *here]:
             if mode == best or (mode == base and best != base):
+                continue
+            if best == base:
+                also += [mode] if here[mode].side == 0 else []
                 continue
             ratio = paired(runs, mode, best, level)
             if ratio is not None and ratio.low is not None and ratio.high is not None and ratio.low <= 1 <= ratio.high:
