@@ -346,3 +346,13 @@ def test_a_campaign_begun_before_these_settings_existed_goes_on(tmp_path):
     del content["spec"]["adaptive"], content["spec"]["precision"], content["derived"]
     file.write_text(json.dumps(content))
     assert State(tmp_path / "demo", wanted(), plan.order(wanted())).waiting() == []
+
+
+def test_a_first_repetition_that_tells_no_crossover_leaves_it_to_the_next(tmp_path):
+    # A busy machine: in the first repetition eagle3 seems to win everywhere.
+    fake = Fake(tmp_path, curve=lambda mode, c, seed: 1 if mode == "baseline" else 1.5 if seed == 7 else falling(c))
+    state = go(tmp_path, fake, wanted=wanted(**THREE))
+    adaptive = [(e["repetition"], e["status"]) for e in state.entries if e["mode"] == "eagle3_adaptive"]
+    # In the second it comes before the others, in the third after eagle3.
+    assert sorted(adaptive) == [(0, "skipped"), (1, "skipped"), (2, "ok")]
+    assert state.derived["eagle3_adaptive"]["crossing"] == 14.79

@@ -95,7 +95,10 @@ def drive(
             state.save()
             continue
         if why := learn.configure(state, directory, entry["mode"], say):
-            _skip(state, entry["mode"], why, say)
+            # This run only: the next repetition may tell more.
+            say(f"{entry['arm']}, repetition {entry['repetition'] + 1} is skipped: {why}")
+            entry.update(status="skipped", reason=why)
+            state.save()
             continue
         if made and spec.pause_seconds:
             pause(spec.pause_seconds)
@@ -162,14 +165,6 @@ def _make(
         return
     entry.update(status=outcome.status, run_id=outcome.run_id, reason=outcome.reason, seconds=round(clock() - begun, 1))
     say(f"{where}: {outcome.status}{': ' + outcome.reason if outcome.reason else ''}")
-
-
-def _skip(state: State, mode: str, why: str, say: Callable[[str], None]) -> None:
-    say(f"{mode} is skipped: {why}")
-    for entry in state.waiting():
-        if entry["mode"] == mode:
-            entry.update(status="skipped", reason=why)
-    state.save()
 
 
 def _gave_up(state: State, mode: str) -> bool:

@@ -29,7 +29,7 @@ def refine(state: State, directory: Path, say: Say) -> None:
     from servelab.compare.pairs import Arms
     from servelab.stats.crossover import refinement
 
-    runs = _first_runs(state, directory, say)
+    runs = _runs(state, directory, 0, say)
     base = state.spec.arms[0][0]
     added: set[int] = set()
     for arm, run in runs.items():
@@ -44,7 +44,8 @@ def refine(state: State, directory: Path, say: Say) -> None:
 
 
 def configure(state: State, directory: Path, mode: str, say: Say) -> str | None:
-    """Make the configuration of an adaptive mode, once, from the first repetition; returns why it cannot be made.
+    """Make the configuration of an adaptive mode, once, from the first repetition that tells a crossover; returns why
+    none does yet (a busy machine may have voided levels that the next repetition has).
 
     It stays the same for all repetitions: an arm whose settings change is several arms.
     """
@@ -54,15 +55,19 @@ def configure(state: State, directory: Path, mode: str, say: Say) -> str | None:
     from servelab.compare import adaptive, answer
     from servelab.compare.pairs import Arms
 
-    runs = _first_runs(state, directory, say)
     base = state.spec.arms[0][0]
-    if base not in runs or source not in runs:
-        return f"the first repetition has no run of both {base} and {source}"
-    # What a single pair of runs cannot show (an order that favours the second) does not matter for a setting.
-    try:
-        found = adaptive.derive(answer.compare(Arms(base, source, [(runs[base], runs[source])]), forced=True))
-    except adaptive.NotAdaptable as why:
-        return str(why)
+    found, why = None, f"no repetition has a run of both {base} and {source}"
+    for repetition in sorted({entry["repetition"] for entry in state.entries}):
+        runs = _runs(state, directory, repetition, say)
+        if found is not None or base not in runs or source not in runs:
+            continue
+        # What a single pair of runs cannot show (an order that favours the second) does not matter for a setting.
+        try:
+            found = adaptive.derive(answer.compare(Arms(base, source, [(runs[base], runs[source])]), forced=True))
+        except adaptive.NotAdaptable as problem:
+            why = str(problem)
+    if found is None:
+        return why
     path = (directory / f"{mode}.json").resolve()
     path.write_text(json.dumps(found.document, indent=1) + "\n")
     state.derived[mode] = {
@@ -120,11 +125,11 @@ def _base(state: State) -> str:
     return state.spec.arms[0][0]
 
 
-def _first_runs(state: State, directory: Path, say: Say) -> dict[str, Bundle]:
-    """arm → its run of the first repetition, where it measured something."""
+def _runs(state: State, directory: Path, repetition: int, say: Say) -> dict[str, Bundle]:
+    """arm → its run of a repetition, where it measured something."""
     runs = {}
     for entry in state.entries:
-        if entry["repetition"] == 0 and entry["status"] in ("ok", "invalid") and entry["run_id"]:
+        if entry["repetition"] == repetition and entry["status"] in ("ok", "invalid") and entry["run_id"]:
             try:
                 runs[entry["arm"]] = bundle.read(directory / entry["run_id"])
             except BundleError as error:

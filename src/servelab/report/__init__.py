@@ -41,7 +41,7 @@ def deployment(
         if any(c.other == mode for c in sound):
             said += deploy.judgement(sound, mode, str(made["from"]))
         says = " ".join(map(str, made["says"]))
-        said.append(f"{mode} was set up after the first repetition. {says} {json.dumps(made['document'])}")
+        said.append(f"{mode} was set up while the campaign ran. {says} {json.dumps(made['document'])}")
         source = next((c for c in sound if c.other == made["from"]), None)
         said += _would_be(mode, made, source) if source else []
     return [*said, *recommended]
