@@ -163,15 +163,19 @@ def main() -> None:
         (directory / "client.log").write_text(redact(said) + "\n")
 
     summary = json_of(directory / "summary.json")
+    # The load client has asked the server, with its key where it has one, and kept the answer without secrets.
+    told = json_of(directory / "server_info.json") or {}
+    server_info = asked["provenance"].get("server_info") or told.get("after") or told.get("before")
     run = {
         "schema": "servelab.run/1",
         **asked["run"],
         "ended": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "simulated": simulated_of(summary, asked["provenance"].get("server_info"), log),
+        "simulated": simulated_of(summary, server_info, log),
     }
     provenance = {
         "schema": "servelab.provenance/1",
         **asked["provenance"],
+        "server_info": server_info,
         "guest": machine(asked["stack"]),
         "mode": json_of(Path(f"{prefix}/etc/servelab/modes/{mode}.json")),
         "unit": unit,
