@@ -291,3 +291,11 @@ def test_a_lead_that_was_not_shown_is_no_reason_to_forget_the_mode():
 )
 def test_tokens_of_a_step_where_not_every_step_verifies(said, chunk, tokens):
     assert answer.accepted({"accept_length": said, "tokens_per_chunk": chunk}) == tokens
+
+
+def test_no_change_of_places_where_the_modes_were_not_told_apart():
+    base = [run("baseline", i, (100, 100, 100)) for i in range(2)]
+    # At 10 far ahead and not shown to be; at 30 ahead and shown to be.
+    eagle = [run("eagle3", i, (120 + 20 * i, 150 + 0.001 * i, 150)) for i in range(2)]
+    said = deploy.hint(answer.compare_all([Arms("baseline", "eagle3", list(zip(base, eagle, strict=True)))]))
+    assert said == ["C=10: baseline (not told apart: eagle3 at C=10).", "C=30 to 70: eagle3."]

@@ -82,7 +82,8 @@ def hint(comparisons: Sequence[Comparison]) -> list[str]:
         beside = [f"{other} at C={', '.join(str(c.concurrency) for c in levels if other in c.also)}" for other in also]
         said.append(f"{span}: {mode}" + (f" (not told apart: {'; '.join(beside)})" if beside else "") + ".")
     for left, right in pairwise(found):
-        if left.mode != right.mode:
+        told_apart = left.mode not in right.also and right.mode not in left.also
+        if left.mode != right.mode and told_apart:
             said.append(f"{left.mode} and {right.mode} change places {_boundary(comparisons, left, right)}.")
     for c in comparisons:
         if c.refused and not c.forced:
