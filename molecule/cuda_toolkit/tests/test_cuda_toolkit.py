@@ -110,9 +110,9 @@ def test_wrong_settings_are_told_at_once_and_before_anything_changes(play, guest
 
 
 def test_a_home_without_a_compiler_is_refused(play):
-    played = play(cuda_toolkit_method="preinstalled", cuda_toolkit_home="/usr/local/cuda-13.0")
+    played = play(*OWN, cuda_toolkit_method="preinstalled", cuda_toolkit_home="/srv/nowhere")
     assert not played.ok
-    assert "/usr/local/cuda-13.0/bin/nvcc does not exist; set cuda_toolkit_home to a CUDA 13 toolkit" in played.said
+    assert "/srv/nowhere/bin/nvcc does not exist; set cuda_toolkit_home to a CUDA 13 toolkit" in played.said
 
 
 def test_a_toolchain_that_cannot_link_is_not_believed(play, guest):
@@ -120,7 +120,7 @@ def test_a_toolchain_that_cannot_link_is_not_believed(play, guest):
     script = f'#!/bin/sh\\nexec {OTHER}/cuda/bin/nvcc -lnowhere "$@"\\n'
     nvcc = "/srv/other/broken/bin/nvcc"
     guest.check_output(f"mkdir -p /srv/other/broken/bin && printf '{script}' > {nvcc} && chmod +x {nvcc}")
-    played = play(cuda_toolkit_method="preinstalled", cuda_toolkit_home="/srv/other/broken")
+    played = play(*OWN, cuda_toolkit_method="preinstalled", cuda_toolkit_home="/srv/other/broken")
     assert not played.ok
     assert "/srv/other/broken/bin/nvcc cannot build a kernel for sm_120a: " in played.said
     assert "nowhere" in played.said
