@@ -28,7 +28,8 @@ class ActionModule(ActionBase):
         catalogue = read_catalogue(ROLES)
         problems: list[str] = []
         hosts: dict[str, dict[str, Any]] = {}
-        for host in dict.fromkeys([*groups.get("pve_nodes", []), *groups.get("gpu_guests", [])]):
+        machines = [host for name in ("pve_nodes", "gpu_guests", "sglang_routers") for host in groups.get(name, [])]
+        for host in dict.fromkeys(machines):
             hosts[host] = evaluate(host, task_vars["hostvars"][host], catalogue, problems)
         problems += check_inventory(hosts, groups, catalogue)
         result.update(changed=False, problems=problems)

@@ -54,10 +54,11 @@ def check_inventory(hosts: Mapping[str, Vars], groups: Mapping[str, Sequence[str
     """
     guests = list(groups.get("gpu_guests", []))
     nodes = list(groups.get("pve_nodes", []))
+    routers = list(groups.get("sglang_routers", []))
     if not guests:
         return ["The group gpu_guests has no host, so there is nothing to serve from; name the guest in the inventory."]
     problems: list[str] = []
-    for host in dict.fromkeys([*nodes, *guests]):
+    for host in dict.fromkeys([*nodes, *guests, *routers]):
         said = _misspelt(hosts.get(host, {}), catalogue)
         if host in nodes:
             said += _node(hosts.get(host, {}))

@@ -22,11 +22,16 @@ _KEY: list[str] = []
 
 def use_key_of(prefix: str) -> None:
     """From now on show the API key that the role keeps on this machine, below `prefix`, if there is one."""
-    _KEY.clear()
     try:
         key = Path(f"{prefix.rstrip('/')}/etc/servelab/secrets/api_key").read_text(encoding="utf-8").strip()
     except OSError:
-        return
+        key = ""
+    use_key(key)
+
+
+def use_key(key: str) -> None:
+    """From now on show this key; none where it is empty."""
+    _KEY.clear()
     if key:
         _KEY.append(key)
 

@@ -85,7 +85,8 @@ def read(path: Path) -> dict[str, Any]:
 
 def target_of(stacks: Path, name: str, entry: Mapping[str, Any], python: str) -> Path:
     """Where a lock stands, beside the description."""
-    return Path(stacks.parent / entry.get("output", f"locks/{name}-py{python}.txt")).resolve()
+    output = str(entry.get("output", f"locks/{name}-py{python}.txt"))
+    return Path(stacks.parent / output.replace("{python}", python)).resolve()
 
 
 def resolve(uv: str, plan: Mapping[str, Any], name: str, python: str) -> dict[str, Any]:

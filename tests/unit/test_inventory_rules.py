@@ -159,3 +159,11 @@ def test_guests_are_compared_with_each_other() -> None:
 
 def test_an_inventory_without_guests_is_told_so() -> None:
     assert "gpu_guests has no host" in check_inventory({}, {"pve_nodes": ["pve1"]}, CATALOGUE)[0]
+
+
+def test_a_router_on_a_machine_of_its_own_is_looked_at_too() -> None:
+    catalogue = Catalogue(variables={**CATALOGUE.variables, "sglang_router": {"sglang_router_port"}})
+    groups = {**GROUPS, "sglang_routers": ["front"]}
+    hosts = {**HOSTS, "front": {"sglang_router_port": 30100, "sglang_router_ports": 30101}}
+    (said,) = check_inventory(hosts, groups, catalogue)
+    assert said.startswith("front: sglang_router_ports is no variable of the role sglang_router")
