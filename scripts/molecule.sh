@@ -8,8 +8,8 @@ export SERVELAB_LAB="${TEST_LAB:-test}"
 
 role="${1:-}"
 # What `make test` runs: what was seen to pass together, `site` first, as it makes what the others use. The other
-# scenarios stand alone so far (ROLE=name); each moves up here once it was seen to pass among these.
-scenarios=(site bench gpu_clean sglang_allreduce nvidia_userspace gpu_p2p pve_container pve_gpu_host gpu_clean_hard lab_node)
+# scenarios run alone (ROLE=name): lab_node and cuda_toolkit for their time, the rest until they were seen to pass.
+scenarios=(site bench gpu_clean sglang_allreduce nvidia_userspace gpu_p2p pve_container pve_gpu_host gpu_clean_hard)
 if [ -n "$role" ]; then
     if [ ! -e "molecule/$role/molecule.yml" ]; then
         known=(molecule/*/molecule.yml)
