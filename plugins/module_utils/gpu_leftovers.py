@@ -21,6 +21,7 @@ from typing import Any
 
 from .gpu_holders import PROTECT, ancestors, cgroup_of, describe, names_of, protection, stopped_units, unit_of
 from .gpu_policy import is_disposable
+from .ports import listening
 from .supervision import Supervisor
 
 # Seen in /dev/shm after servers had been killed. Python's own psm_* and sem.mp-* are not here: any program may have
@@ -220,27 +221,10 @@ def survivors(
     return [process for process in found if is_disposable(process, everyone)]
 
 
-def _listening(text: str, ports: set[int]) -> dict[str, int]:
-    """Inode → port of the listening sockets in the text of /proc/net/tcp or tcp6."""
-    found = {}
-    for line in text.splitlines()[1:]:
-        words = line.split()
-        if len(words) > 9 and words[3] == "0A" and (port := int(words[1].rpartition(":")[2], 16)) in ports:
-            found[words[9]] = port
-    return found
-
-
 def listeners(ports: Iterable[int], proc: str = "/proc") -> list[dict[str, Any]]:
     """Who listens on these TCP ports: processes in the form of a holder, with `port`. A listener that belongs to nobody
     visible has pid None."""
-    wanted = set(ports)
-    sockets: dict[str, int] = {}
-    for name in ("tcp", "tcp6"):
-        try:
-            with open(f"{proc}/net/{name}", encoding="ascii", errors="replace") as file:
-                sockets |= _listening(file.read(), wanted)
-        except OSError:
-            continue
+    sockets = {inode: port for inode, (port, _) in listening(set(ports), proc).items()}
     if not sockets:
         return []
     found: list[dict[str, Any]] = []

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import pwd
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 LISTEN = "0A"
 
 
-def listeners(port: int) -> dict[str, int]:
-    """The sockets that listen on `port` in this network namespace: inode → uid of whoever opened it."""
+def listening(ports: Collection[int], proc: str = "/proc") -> dict[str, tuple[int, int]]:
+    """The sockets that listen on these TCP ports in this network namespace: inode → (port, uid of its owner)."""
     found = {}
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+    for table in ("tcp", "tcp6"):
         try:
-            lines = Path(table).read_text().splitlines()[1:]
+            lines = Path(proc, "net", table).read_text(encoding="ascii", errors="replace").splitlines()[1:]
         except OSError:
             continue
         for line in lines:
-            fields = line.split()
-            if fields[3] == LISTEN and int(fields[1].rsplit(":", 1)[1], 16) == port:
-                found[fields[9]] = int(fields[7])
+            words = line.split()
+            if len(words) > 9 and words[3] == LISTEN and (port := int(words[1].rpartition(":")[2], 16)) in ports:
+                found[words[9]] = (port, int(words[7]))
     return found
 
 
@@ -41,7 +41,7 @@ def holds(pid: int, inodes: Iterable[str]) -> bool:
 
 def port_owner(port: int, ours: set[int]) -> str | None:
     """None, "ours", or a description of the process that listens instead of us."""
-    inodes = listeners(port)
+    inodes = listening({port})
     if not inodes:
         return None
     if any(holds(pid, inodes) for pid in ours):
@@ -50,7 +50,7 @@ def port_owner(port: int, ours: set[int]) -> str | None:
         if entry.name.isdigit() and holds(int(entry.name), inodes):
             words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
             return f"pid {entry.name}: {words if len(words) <= 80 else words[:80] + '…'}"
-    users = " or ".join(sorted({name_of(uid) for uid in inodes.values()}))
+    users = " or ".join(sorted({name_of(uid) for _, uid in inodes.values()}))
     return f"a process of user {users}, which cannot be looked at from here: another user's or a container's"
 
 

@@ -30,7 +30,7 @@ def refine(state: State, directory: Path, say: Say) -> None:
     from servelab.stats.crossover import refinement
 
     runs = _runs(state, directory, 0, say)
-    base = state.spec.arms[0][0]
+    base = _base(state)
     added: set[int] = set()
     for arm, run in runs.items():
         # An adaptive mode is the base on one side of the crossover: it has none of its own worth two levels.
@@ -55,15 +55,16 @@ def configure(state: State, directory: Path, mode: str, say: Say) -> str | None:
     from servelab.compare import adaptive, answer
     from servelab.compare.pairs import Arms
 
-    base = state.spec.arms[0][0]
+    base = _base(state)
     found, why = None, f"no repetition has a run of both {base} and {source}"
     for repetition in sorted({entry["repetition"] for entry in state.entries}):
         runs = _runs(state, directory, repetition, say)
-        if found is not None or base not in runs or source not in runs:
+        if base not in runs or source not in runs:
             continue
         # What a single pair of runs cannot show (an order that favours the second) does not matter for a setting.
         try:
             found = adaptive.derive(answer.compare(Arms(base, source, [(runs[base], runs[source])]), forced=True))
+            break
         except adaptive.NotAdaptable as problem:
             why = str(problem)
     if found is None:
@@ -111,7 +112,7 @@ def spare(state: State, directory: Path, say: Say) -> None:
     ratios = [row.ratio for rows in tables for row in rows if row.ratio]
     if not narrow(ratios, wanted):
         return
-    widest = max(ratio.high / ratio.value - 1 for ratio in ratios if ratio.high is not None)
+    widest = max(ratio.reach for ratio in ratios)
     left = state.waiting()
     for entry in left:
         entry.update(status="spared", reason=f"every interval is within {wanted:.1%} of its ratio")

@@ -191,7 +191,7 @@ def _answer(found: Watch) -> str:
         places = [f"{row.mode} at C={row.concurrency} ({words.interval(row.ratio)})" for row in found.slower]
         return f"Slower than {found.before}: {', '.join(places)}."
     same = [row for row in found.rows if ratios.same(row.ratio)]
-    widest = max(row.ratio.high / row.ratio.value - 1 for row in found.rows if row.ratio.high is not None)
+    widest = max(row.ratio.reach for row in found.rows if row.ratio.high is not None)
     shown = "every level is" if len(same) == len(found.rows) else f"{len(same)} of {len(found.rows)} levels are"
     return (
         f"Nothing was shown to be slower than {found.before} by more than {MARGIN:.0%}; {shown} shown to be equal "

@@ -31,6 +31,11 @@ class Ratio:
     log_sd: float | None
     p: float | None
 
+    @property
+    def reach(self) -> float:
+        """How far the interval reaches beyond the ratio, as a share of it; infinite without an interval."""
+        return math.inf if self.high is None else self.high / self.value - 1
+
 
 def t_quantile(df: float, confidence: float = CONFIDENCE) -> float:
     """The two-sided quantile: 4.30 for two degrees of freedom at 95 %."""
@@ -126,8 +131,7 @@ def narrow(found: Sequence[Ratio], share: float) -> bool:
 
     It asks how wide they are and never where they lie: that would favour the lucky.
     """
-    widths = [ratio.high / ratio.value - 1 if ratio.high is not None else math.inf for ratio in found]
-    return bool(found) and min(ratio.n for ratio in found) >= LEAST_TO_STOP and max(widths) <= share
+    return bool(found) and min(ratio.n for ratio in found) >= LEAST_TO_STOP and max(r.reach for r in found) <= share
 
 
 def start_noise(rates: Sequence[Sequence[float]]) -> tuple[float, int] | None:
