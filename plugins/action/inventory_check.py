@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ class ActionModule(ActionBase):
         machines = [host for name in ("pve_nodes", "gpu_guests", "sglang_routers") for host in groups.get(name, [])]
         for host in dict.fromkeys(machines):
             hosts[host] = evaluate(host, task_vars["hostvars"][host], catalogue, problems)
-        problems += check_inventory(hosts, groups, catalogue)
+        problems += check_inventory(hosts, groups, replace(catalogue, locks=read_locks(hosts.values())))
         result.update(changed=False, problems=problems)
         if problems:
             count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
@@ -68,6 +69,15 @@ def plain(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [plain(item) for item in value]
     return value
+
+
+def read_locks(hosts: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Path → text of the locks that the inventory names, as far as they can be read."""
+    texts: dict[str, str] = {}
+    for lock in {str(given["sglang_env_lock"]) for given in hosts if given.get("sglang_env_lock")}:
+        if Path(lock).is_file():
+            texts[lock] = Path(lock).read_text(encoding="utf-8", errors="replace")
+    return texts
 
 
 def read_catalogue(roles: Path) -> Catalogue:

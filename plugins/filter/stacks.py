@@ -9,7 +9,7 @@ from ansible_collections.servelab.sglang.plugins.module_utils import stack_insta
 
 
 def lock_head(text: str) -> dict[str, Any]:
-    """What a lock says of itself: name, python, cuda, bytes (int), packages (int), torch (or None), versions."""
+    """What a lock says of itself: name, python, cuda, extra_indexes, bytes and packages, torch (or None), versions."""
     try:
         lock = stack_lock.parse(text)
     except stack_lock.LockError as error:
@@ -19,6 +19,7 @@ def lock_head(text: str) -> dict[str, Any]:
         "name": lock.one("name"),
         "python": lock.one("python"),
         "cuda": lock.one("cuda"),
+        "extra_indexes": lock.head.get("extra-index", []),
         "bytes": int(lock.one("bytes") or 0),
         "packages": len(lock.pins),
         "torch": torch.version if torch else None,
@@ -43,5 +44,6 @@ class FilterModule:
             "locks_known": stack_install.locks_known,
             "lock_head": lock_head,
             "lock_only": lock_only,
+            "lock_refusals": stack_install.lock_refusals,
             "install_failure": stack_install.install_failure,
         }

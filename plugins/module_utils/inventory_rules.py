@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .pct_guest import GUEST_KEYS, NET_KEYS
+from .stack_install import FIRST_CUDA_13, lock_refusals
+from .stack_rules import order
 
 __all__ = ["UNKNOWN", "Catalogue", "check_inventory"]
 
@@ -39,12 +41,14 @@ class Catalogue:
 
     variables: role → the variables it takes; defaults: variable → its default, where that is a plain value;
     modes: the names of the modes; releases: of SGLang. Empty where unknown: then nothing is said about it.
+    locks: path → text of the locks of one's own that the inventory names; a file that is not there is not in it.
     """
 
     variables: Mapping[str, Iterable[str]] = field(default_factory=dict)
     defaults: Vars = field(default_factory=dict)
     modes: Sequence[str] = ()
     releases: Sequence[str] = ()
+    locks: Mapping[str, str] = field(default_factory=dict)
 
 
 def check_inventory(hosts: Mapping[str, Vars], groups: Mapping[str, Sequence[str]], catalogue: Catalogue) -> list[str]:
@@ -279,13 +283,8 @@ def _gpus(gpus: Any, node: Vars, node_name: str) -> list[str]:
 
 
 def _serving(given: Vars, hosts: Mapping[str, Vars], catalogue: Catalogue) -> list[str]:
-    said = []
+    said = _release(given, catalogue)
     given = {name: value for name, value in given.items() if value is not UNKNOWN}
-    version = given.get("sglang_version")
-    if version is not None and catalogue.releases and str(version) not in catalogue.releases:
-        said.append(
-            f"sglang_version is {version}, for which there is no stack; known are {_names(catalogue.releases)}."
-        )
     address = given.get("sglang_server_host")
     if address is not None and not _is_loopback(str(address)):
         said.append(
@@ -302,6 +301,36 @@ def _serving(given: Vars, hosts: Mapping[str, Vars], catalogue: Catalogue) -> li
                 if mode not in catalogue.modes
             ]
     return said + _tensor_parallel(given, hosts, catalogue)
+
+
+def _release(given: Vars, catalogue: Catalogue) -> list[str]:
+    """Whether there is a stack for the release: the collection's, or one that a lock of one's own describes."""
+    name = "sglang_env_version" if "sglang_env_version" in given else "sglang_version"
+    version, lock = given.get(name), given.get("sglang_env_lock")
+    if UNKNOWN in (version, lock):
+        return []
+    if not lock:
+        if version is None or not catalogue.releases or str(version) in catalogue.releases:
+            return []
+        old = order(str(version)) < order(FIRST_CUDA_13)
+        remedy = (
+            f" Before {FIRST_CUDA_13} SGLang is CUDA 12 on PyPI: it needs a lock made with the cu130 indexes, named in "
+            "sglang_env_lock."
+            if old
+            else " Another release needs a lock made with `servelab lock`, named in sglang_env_lock."
+        )
+        return [f"{name} is {version}, for which there is no stack; known are {_names(catalogue.releases)}.{remedy}"]
+    if not str(lock).startswith("/"):
+        return [
+            f"sglang_env_lock is {lock}, but must be an absolute path on the controller; beside the inventory that is "
+            "{{ inventory_dir }}/" + f"{lock}."
+        ]
+    if str(lock) not in catalogue.locks:
+        return [
+            f"sglang_env_lock is {lock}, but there is no such file on the controller; make it with `servelab lock`."
+        ]
+    # Without a version the role's own default counts, and the role compares.
+    return [] if version is None else lock_refusals(catalogue.locks[str(lock)], str(lock), str(version))
 
 
 def _tensor_parallel(given: Vars, hosts: Mapping[str, Vars], catalogue: Catalogue) -> list[str]:

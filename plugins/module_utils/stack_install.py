@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 
-from .stack_rules import order
+from .stack_lock import LockError, parse
+from .stack_rules import cuda_of, order
+
+# Since this release SGLang is CUDA 13 on PyPI; an older one is only with a lock that was made with the cu130 indexes.
+FIRST_CUDA_13 = "0.5.11"
 
 _MISMATCHES = (
     # pip: "    sglang==0.5.23 from file:///…whl (from -r …):\n        Expected sha256 a…\n             Got        b…"
@@ -24,6 +28,31 @@ def locks_known(names: list[str]) -> dict[str, list[str]]:
             known.setdefault(match[1], []).append(match[2])
     ordered = sorted(known, key=order)
     return {release: sorted(known[release], key=order) for release in ordered}
+
+
+def lock_refusals(text: str, path: str, version: str) -> list[str]:
+    """Why a lock of one's own is not one for a release of SGLang: a sentence each, empty where it is.
+
+    text: the lock's. path: how the sentences call it. For which Python it is, only the machine can say.
+    """
+    try:
+        pins = parse(text).pins
+    except LockError as error:
+        return [f"sglang_env_lock is {path}, but that is no lock: {error}"]
+    locked = pins["sglang"].version if "sglang" in pins else None
+    if locked != version:
+        return [
+            f"sglang_env_lock is {path}, which locks {f'SGLang {locked}' if locked else 'no SGLang'}, but "
+            f"sglang_version is {version}; name that release, or make the lock for it with `servelab lock`."
+        ]
+    torch = pins["torch"].version if "torch" in pins else ""
+    if order(version) < order(FIRST_CUDA_13) and (cuda_of(torch) or "").partition(".")[0] != "13":
+        return [
+            f"sglang_env_lock is {path}, which locks {f'torch {torch}' if torch else 'no torch'}, but before "
+            f"{FIRST_CUDA_13} SGLang's torch is CUDA 12 unless its version says +cu130; make the lock again with the "
+            "cu130 indexes (extra-index-urls in your stacks.toml)."
+        ]
+    return []
 
 
 def install_failure(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -115,7 +116,17 @@ def test_what_is_wrong_with_the_guest_is_said(change: dict[str, Any], said: str)
         ({"pve_node": "pve9"}, "pve_node is 'pve9', which is no host of the group pve_nodes (pve1)"),
         ({"pve_container_guest": None}, "pve_container_guest is not set"),
         ({"pve_container_guest": "gpu1"}, "pve_container_guest is 'gpu1'; it must be a mapping"),
-        ({"sglang_version": "0.5.99"}, "sglang_version is 0.5.99, for which there is no stack; known are 0.5.23."),
+        (
+            {"sglang_version": "0.5.99"},
+            "sglang_version is 0.5.99, for which there is no stack; known are 0.5.23. Another release needs a lock "
+            "made with `servelab lock`, named in sglang_env_lock.",
+        ),
+        (
+            {"sglang_version": "0.5.10"},
+            "known are 0.5.23. Before 0.5.11 SGLang is CUDA 12 on PyPI: it needs a lock made with the cu130 indexes, "
+            "named in sglang_env_lock.",
+        ),
+        ({"sglang_env_version": "0.5.99"}, "sglang_env_version is 0.5.99, for which there is no stack"),
         ({"sglang_server_host": "0.0.0.0"}, "sglang_server_host is 0.0.0.0"),
         ({"sglang_server_modes": ["baseline", "eagle"]}, "sglang_server_modes names 'eagle'; the known modes are"),
         ({"sglang_server_tp_size": 16}, "sglang_server_tp_size is 16, but the guest gets 8 GPUs"),
@@ -126,6 +137,54 @@ def test_what_is_wrong_with_the_guest_is_said(change: dict[str, Any], said: str)
 def test_what_is_wrong_with_the_variables_is_said(change: dict[str, Any], said: str) -> None:
     problems = with_variables(**change)
     assert any(said in problem for problem in problems), problems
+
+
+OLD = "/locks/0.5.10-py3.13.txt"
+
+
+def lock(sglang: str, torch: str) -> str:
+    """As `servelab lock` writes one, shortened."""
+    hashed = f" \\\n    --hash=sha256:{'0' * 64}\n"
+    return f"# name: {sglang}\n# python: 3.13\nsglang=={sglang}{hashed}torch=={torch}{hashed}"
+
+
+def with_lock(version: str | None, path: Any, **locks: str) -> list[str]:
+    hosts = copy.deepcopy(HOSTS)
+    hosts["gpu1"] |= {"sglang_version": version, "sglang_env_lock": path}
+    return check_inventory(hosts, GROUPS, replace(CATALOGUE, locks=locks))
+
+
+def test_a_lock_of_ones_own_makes_a_release_known() -> None:
+    """One that the collection has no stack for: an old one built for CUDA 13, and a new one from PyPI."""
+    assert with_lock("0.5.10", OLD, **{OLD: lock("0.5.10", "2.9.1+cu130")}) == []
+    assert with_lock("0.5.10.post1", OLD, **{OLD: lock("0.5.10.post1", "2.9.1+cu130")}) == []
+    assert with_lock("0.5.22", "/l.txt", **{"/l.txt": lock("0.5.22", "2.14.1")}) == []
+
+
+def test_a_lock_without_a_release_is_left_to_the_role_whose_default_counts() -> None:
+    assert with_lock(None, OLD, **{OLD: lock("0.5.23", "2.14.1")}) == []
+
+
+def test_a_lock_that_cannot_be_evaluated_is_not_judged() -> None:
+    assert with_lock("0.5.10", UNKNOWN) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "path", "text", "said"),
+    [
+        ("0.5.10", OLD, None, "but there is no such file on the controller; make it with `servelab lock`."),
+        ("0.5.10", "l.txt", "", "must be an absolute path on the controller; beside the inventory that is {{ inv"),
+        ("0.5.10", OLD, "torch>=2", "but that is no lock: Line 1 of the lock is 'torch>=2'"),
+        ("0.5.9", OLD, lock("0.5.10", "2.9.1+cu130"), "which locks SGLang 0.5.10, but sglang_version is 0.5.9; name"),
+        ("0.5.9", OLD, "# empty", "which locks no SGLang, but sglang_version is 0.5.9; name"),
+        ("0.5.10", OLD, lock("0.5.10", "2.9.1"), "locks torch 2.9.1, but before 0.5.11 SGLang's torch is CUDA 12"),
+        ("0.5.10", OLD, lock("0.5.10", "2.9.1+cu128"), "locks torch 2.9.1+cu128, but before 0.5.11"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_lock_is_said(version: str, path: str, text: str | None, said: str) -> None:
+    problems = with_lock(version, path, **({} if text is None else {path: text}))
+    assert len(problems) == 1, problems
+    assert problems[0].startswith(f"gpu1: sglang_env_lock is {path}, ") and said in problems[0]
 
 
 def test_loopback_has_more_than_one_name() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,8 @@ OWN, OTHER = ("--tags", "own"), ("--tags", "other")
 LINK, OTHER_LINK = STACKS[0][1], STACKS[1][1]
 # What the guest sees of the controller's cache; prepare.yml filled it with 0.5.15 and the toolchain.
 WHEELHOUSE = "/srv/cache/wheelhouse"
+OWN_LOCK = str(Path(__file__).resolve().parent.parent / "files/0.5.10-py3.13.txt")
+VALIDATE = Path(__file__).resolve().parents[3] / "playbooks/validate.yml"
 
 
 def stack_of(guest, link):
@@ -169,6 +172,45 @@ def test_wrong_settings_are_told_at_once_and_before_anything_changes(play, guest
     assert played.changed == []
     assert stack_of(guest, LINK) == before
     assert [name for name in guest.file("/opt/servelab/stacks").listdir() if name.startswith("0.4")] == []
+
+
+def test_an_old_release_comes_with_a_lock_of_ones_own(play, guest):
+    """Through the inventory's check too, which is the first thing that site.yml does."""
+    before = stack_of(guest, LINK)
+    old = {"sglang_version": "0.5.10", "sglang_env_lock": OWN_LOCK}
+    checked = play(playbook=VALIDATE, **old)
+    assert checked.ok, checked.said
+    played = play(*OWN, **old)
+    assert played.ok, played.said
+    directory = stack_of(guest, LINK)
+    assert re.fullmatch(r"/opt/servelab/stacks/0\.5\.10-light-[0-9a-f]{8}", directory)
+    metadata = guest.check_output(f"cat {LINK}/lib/python3.13/site-packages/sglang-0.5.10.dist-info/METADATA")
+    assert "\nVersion: 0.5.10\n" in metadata
+    assert play(*OWN, **old).changed == []
+    assert play(*OWN).changed == [("Use this stack", "lab-gpu1")]
+    assert stack_of(guest, LINK) == before
+    guest.check_output(f"rm -r {directory}")
+
+
+def test_an_old_release_without_cuda_13_is_refused(play, guest, tmp_path):
+    plain = tmp_path / "plain.txt"
+    plain.write_text(Path(OWN_LOCK).read_text().replace("+cu130", ""))
+    old = {"sglang_version": "0.5.10", "sglang_env_lock": str(plain)}
+    for played in (play(playbook=VALIDATE, **old), play(*OWN, **old)):
+        assert not played.ok
+        assert f"sglang_env_lock is {plain}, which locks torch 2.9.1, but before 0.5.11" in played.said
+        assert played.changed == []
+    played = play(playbook=VALIDATE, sglang_version="0.5.10")
+    assert "Before 0.5.11 SGLang is CUDA 12 on PyPI: it needs a lock made with the cu130 indexes" in played.said
+
+
+def test_a_lock_for_another_python_is_refused(play, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text(Path(OWN_LOCK).read_text().replace("# python: 3.13", "# python: 3.11"))
+    played = play(*OWN, sglang_version="0.5.10", sglang_env_lock=str(other))
+    assert not played.ok
+    assert f"{other}, which is for Python 3.11, but python3 on lab-gpu1 is Python 3.13; make the lock" in played.said
+    assert played.changed == []
 
 
 def test_a_python_without_a_lock_is_refused(play, guest):
