@@ -18,7 +18,7 @@ STACKS = [
 OWN, OTHER = ("--tags", "own"), ("--tags", "other")
 LINK, OTHER_LINK = STACKS[0][1], STACKS[1][1]
 # What the guest sees of the controller's cache; prepare.yml filled it with 0.5.15 and the toolchain.
-WHEELHOUSE = "/srv/cache/wheelhouse"
+WHEELHOUSE = "/var/cache/servelab-lab/wheelhouse"
 OWN_LOCK = str(Path(__file__).resolve().parent.parent / "files/0.5.10-py3.13.txt")
 VALIDATE = Path(__file__).resolve().parents[3] / "playbooks/validate.yml"
 
