@@ -47,6 +47,16 @@ def rows(out: Path, name: str) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: row["id"])
 
 
+@pytest.mark.parametrize(("arrivals", "beginnings"), [("closed", 4), ("together", 1)])
+def test_a_closed_loop_begins_spread_or_at_once(serve: Serve, tmp_path: Path, arrivals: str, beginnings: int) -> None:
+    server = serve(Script(tokens=TOKENS))
+    load(server.url, tmp_path / "o", "--arrivals", arrivals, "--levels", "4")
+    level = level_of(tmp_path / "o")
+    assert len({row["t_due"] for row in rows(tmp_path / "o", "0004")[:4]}) == beginnings
+    assert level["concurrency"] == 4
+    assert level["arrivals"]["shape"] == arrivals
+
+
 def test_constant_arrivals_are_due_on_a_grid_whatever_the_server_does(serve: Serve, tmp_path: Path) -> None:
     server = serve(Script(tokens=TOKENS))
     load(server.url, tmp_path / "o", "--arrivals", "constant", "--rates", "25")

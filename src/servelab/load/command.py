@@ -56,10 +56,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--levels", type=_levels, metavar="C,C,…", help="closed loop: requests in flight, in this order (default 1)")
     add(
         "--arrivals",
-        choices=("closed", "poisson", "constant", "burst", "ramp", "trace"),
+        choices=("closed", "together", "poisson", "constant", "burst", "ramp", "trace"),
         default="closed",
-        help="when requests are sent: closed keeps so many in flight, the others send at --rates whatever the server "
-        "does (open loop: latencies count from the intended time), trace as the dataset says (default %(default)s)",
+        help="when requests are sent: closed keeps so many in flight, together too, but begins with all of them at "
+        "once, as other clients do; the others send at --rates whatever the server does (open loop: latencies count "
+        "from the intended time), trace as the dataset says (default %(default)s)",
     )
     add("--rates", type=_rates, metavar="R,R,…", help="open loop: requests per second, in this order")
     add("--burst", type=positive, default=8, metavar="N", help="burst: requests sent at once (default %(default)s)")

@@ -320,7 +320,8 @@ class Session:
 
     def _shape(self, asked: Level) -> arrivals.Shape:
         if asked.concurrency is not None:
-            return arrivals.Closed(asked.concurrency, self.request_seconds if asked.concurrency > 1 else 0.0)
+            at_once = asked.concurrency == 1 or asked.shape == "together"
+            return arrivals.Closed(asked.concurrency, 0.0 if at_once else self.request_seconds)
         assert asked.times is not None
         return arrivals.Open(asked.times(self.scale), finite=asked.finite)
 

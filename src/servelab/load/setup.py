@@ -152,13 +152,13 @@ def _workload(args: argparse.Namespace, problems: list[str]) -> Workload | None:
 
 
 def _levels(args: argparse.Namespace, workload: Workload | None, problems: list[str]) -> list[Level]:
-    if args.arrivals == "closed":
+    if args.arrivals in ("closed", "together"):
         if args.rates is not None:
             problems.append("--rates is for an open loop: choose --arrivals poisson, constant, burst or ramp")
         levels = args.levels or [1]
         if len(set(levels)) < len(levels):
             problems.append("--levels names a level twice: each is measured once per run")
-        return [Level(level, level, "closed") for level in levels]
+        return [Level(level, level, args.arrivals) for level in levels]
     if args.levels is not None:
         problems.append(f"--levels is for a closed loop; --arrivals {args.arrivals} takes --rates")
     if args.after_window == "cancel":
