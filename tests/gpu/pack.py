@@ -4,8 +4,9 @@
     pack.py OUT.tar.xz [--wheels DIR]
 
 The machine brings Python 3.12 and torch 2.11.0+cu130 with what that needs. From PyPI come SGLang 0.5.15 and what it
-imports; left out is what one Hopper GPU and a small dense model never call (kernels for other architectures, sources of
-FlashInfer, debug symbols). Each change to foreign code is in PATCHES and is refused when its place is not found.
+imports, as that release's lock has it (roles/sglang_env/files/locks). Left out is what one Hopper GPU and a small dense
+model never call (kernels for other architectures, debug symbols). Each change to foreign code is in PATCHES and is
+refused when its place is not found.
 Errors: exit 1 with the place that was not found, or pip's own words.
 """
 
@@ -24,7 +25,7 @@ PINS = [
     "ansible-core==2.21.5",
     "annotated-types==0.8.0",
     "apache-tvm-ffi==0.1.11",
-    "blobfile==3.3.0",
+    "blobfile==3.0.0",
     "cffi==2.1.1",
     "compressed-tensors==0.20.1",
     "cryptography==50.0.2",
@@ -33,7 +34,7 @@ PINS = [
     "distro==1.9.0",
     "easydict==1.14",
     "einops==0.8.2",
-    "fastapi==0.124.0",
+    "fastapi==0.165.0",
     "flashinfer_python==0.6.12",
     "gguf==0.19.0",
     "hatchling==1.28.0",
@@ -67,7 +68,7 @@ PINS = [
     "sglang==0.5.15",
     "smg-grpc-servicer==0.14.1",
     "sniffio==1.3.1",
-    "starlette==0.50.0",
+    "starlette==1.10.0",
     "tokenizers==0.22.2",
     "torch-memory-saver==0.0.10",
     "torchao==0.17.0",
@@ -84,7 +85,7 @@ TRIMS = [
     "sgl_kernel/flash_ops*.so",  # FlashAttention 3: 1.7 GB; the Triton backend is used
     "sgl_kernel/flashmla_ops*.so",
     "sgl_kernel/sm100",
-    "flashinfer/data",
+    "flashinfer/data/aot",
     "xgrammar/lib",
     "xgrammar/include",
     "pycountry/locales",
@@ -104,7 +105,7 @@ STUBS = {
 
 # file below site-packages: (text that stands there exactly once, what takes its place)
 PATCHES = {
-    # FlashInfer would compile its kernels on first use, from the sources that are left out.
+    # FlashInfer would compile these kernels on first use, which takes minutes that the machine is not lent for.
     "sgl_kernel/elementwise.py": ("    _has_flashinfer = True", "    _has_flashinfer = False"),
     "sgl_kernel/sampling.py": ("    _has_flashinfer = True", "    _has_flashinfer = False"),
     # EAGLE imports DeepSeek's attention in passing, which needs CUTLASS's Python packages.
@@ -176,7 +177,7 @@ def unpack(wheels: Path, pin: str, site: Path) -> None:
 
 def is_trimmed(name: str) -> bool:
     """What is too large to be unpacked first and removed then."""
-    return name.startswith(("sgl_kernel/flash_ops", "flashinfer/data/"))
+    return name.startswith("sgl_kernel/flash_ops")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,10 @@
     peer.py --levels 10,70 --seconds 8 --tokenizer DIR --out DIR [--turns 2]
 
 Both put 512 random tokens on /v1/completions and take exactly 128. Ours counts a steady window; theirs everything, so
-it gets twenty waves at least, that its beginning and end weigh little. DIR/peer.json: a row a run, ms and tokens per
-second; DIR/wire: the server's answers, as they came. Exit 1 when a client failed.
+it gets twenty waves at least, that its beginning and end weigh little. Theirs sends its first requests at once, ours
+one after the other, as independent users come, and once more at once: what is left then is the clients' own.
+DIR/peer.json: a row a run, ms and tokens per second; DIR/wire: the server's answers, as they came. Exit 1 when a client
+failed.
 """
 
 from __future__ import annotations
@@ -22,10 +24,19 @@ URL = "http://127.0.0.1:30000"
 INPUT, OUTPUT = 512, 128
 
 
-def ours(level: int, seconds: float, turn: int, out: Path) -> dict[str, float]:
-    run = out / f"ours-{level}-{turn}"
+def ours(level: int, seconds: float, turn: int, out: Path, arrivals: str) -> dict[str, float]:
+    run = out / f"{arrivals}-{level}-{turn}"
     words = [sys.executable, "-m", "servelab", "load", "--url", URL, "--out", str(run), "--levels", str(level)]
-    words += ["--min-seconds", str(seconds), "--input-tokens", str(INPUT), "--output-tokens", str(OUTPUT)]
+    words += [
+        "--arrivals",
+        arrivals,
+        "--min-seconds",
+        str(seconds),
+        "--input-tokens",
+        str(INPUT),
+        "--output-tokens",
+        str(OUTPUT),
+    ]
     words += ["--prompt-form", "ids", "--token-range", "4:32000"]
     subprocess.run([*words, "--seed", str(100 + turn)], check=True, stdout=subprocess.DEVNULL)
     row = json.loads((run / "summary.json").read_text())["levels"][0]
@@ -85,11 +96,14 @@ def main() -> int:
     rows = []
     for turn in range(options.turns):
         for level in map(int, options.levels.split(",")):
-            found = ours(level, options.seconds, turn, options.out)
-            rows.append({"client": "ours", "level": level, "turn": turn, **found})
+            cell = {"level": level, "turn": turn}
+            found = ours(level, options.seconds, turn, options.out, "closed")
+            rows.append({"client": "ours", **cell, **found})
+            step = ours(level, options.seconds, turn, options.out, "together")
+            rows.append({"client": "ours, beginning together", **cell, **step})
             other = theirs(level, options.seconds, turn, options.out, options.tokenizer, found)
-            rows.append({"client": "sglang.bench_serving", "level": level, "turn": turn, **other})
-            print(*rows[-2:], sep="\n", flush=True)
+            rows.append({"client": "sglang.bench_serving", **cell, **other})
+            print(*rows[-3:], sep="\n", flush=True)
             (options.out / "peer.json").write_text(json.dumps(rows, indent=1) + "\n")
     return 0
 

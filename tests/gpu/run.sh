@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The collection on a real GPU: each STEP writes a log, and results, into EVIDENCE; a failed step does not stop the next.
 #   run.sh EVIDENCE STEP...      STEP: hw holders holder_scan p2p collectives site bench:MODE[:LEVELS[:SECONDS]]
-#                                peer[:LEVELS[:SECONDS]] failures broken
+#                                peer[:LEVELS[:SECONDS]] failures broken proof keys bad_flag
 # The machine was prepared by setup.sh. SERVELAB_PREFIX, SERVELAB_TP as in the inventory beside this file.
 set -uo pipefail
 evidence="$(mkdir -p "$1" && cd "$1" && pwd)"
@@ -60,6 +60,38 @@ failures() {
 broken() {
     "$stack/bin/python" "$here/break_model.py" "$SERVELAB_PREFIX/models/target" "$SERVELAB_PREFIX/models/broken"
     bench baseline 1 2 -e campaign=broken -e "sglang_server_model_path=$SERVELAB_PREFIX/models/broken"
+}
+# torch is the machine's own; to be read with the rest it must lie in the stack, too.
+proof() {
+    local machine site
+    machine="$(cat "$stack"/lib/python3*/site-packages/torch.pth)"
+    site="$(echo "$stack"/lib/python3*/site-packages)"
+    for one in "$machine"/{torch,torchgen,functorch,triton,nvidia,torch-*,triton-*,nvidia_*}; do
+        [ -e "$site/${one##*/}" ] || cp --archive --link "$one" "$site/" 2> /dev/null || cp --archive "$one" "$site/"
+    done
+    play "$here/proof.yml" -e "proof_out=$evidence/proof.json"
+}
+# A server with keys: who may ask what, and where the keys stand while it runs and when it has gone.
+keys() {
+    local file
+    file="$(mktemp)"
+    "$stack/bin/python" "$here/keys.py" make "$file"
+    serve -e "@$file"
+    "$stack/bin/python" "$here/keys.py" ask "$file"
+    "$stack/bin/python" "$here/keys.py" search "$file" "$evidence" "$SERVELAB_PREFIX"/{etc,run,var,opt/servelab/run}
+    stop
+    bench baseline 1 2 -e campaign=keys -e "@$file"
+    "$stack/bin/python" "$here/keys.py" search "$file" "$evidence" "$SERVELAB_PREFIX"/{etc,run,var,opt/servelab/run}
+    local status=$?
+    rm "$file"
+    return "$status"
+}
+# A flag that this release does not have: refused before anything is started, and what SGLang itself makes of it.
+bad_flag() {
+    local words=(--model-path "$SERVELAB_PREFIX/models/target" --speculative-num-step 3 --no-such-flag 1)
+    serve -e '{"sglang_server_extra_args": {"attention_backend": "tritone", "speculative_num_stepz": 3, "no_such_flag": 1}}'
+    "$stack/bin/python" -m sglang.launch_server "${words[@]}" > "$evidence/bad-flag-server.log" 2>&1
+    "$stack/bin/python" -m servelab diagnose "$evidence/bad-flag-server.log" --exit-status $?
 }
 
 for step in "$@"; do
