@@ -7,11 +7,12 @@ text in any channel: a reasoning model's first thought is its first token.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import sub
 from typing import Any
 
-DONE = b"[DONE]"
+DONE = "[DONE]"
 
 _decode = json.JSONDecoder().raw_decode
 
@@ -86,76 +87,116 @@ def read_reply(events: Iterable[tuple[int, bytes]], count: Callable[[str], int] 
 
     `count`: a tokenizer, for servers that do not say how many tokens they generated; without one that is an error.
     """
-    reply = Reply()
-    chunks = reply.chunks
-    total = counted = 0  # tokens that the server has stated, and that chunks already stand for
-    exact = True
-    usage: Any = None
-    detailed: Any = None
-    said = ""  # all text of a native stream so far, which it repeats
-    texts: list[str] = []  # of deltas without usage
+    reader = Reader()
     for time, data in events:
-        if data == DONE:
-            reply.done = True
-            continue
         try:
-            message = _message(data)
-            if "meta_info" in message:
-                message, said = _as_openai(message, said)
-            if message.get("error") is not None:
-                reply.error = reply.error or ("in_band", _detail(message["error"]))
+            text = data.decode()
+        except ValueError as problem:
+            reader.refuse(problem, data)
+        else:
+            reader.take(time, text)
+    return reader.end(count)
+
+
+class Reader:
+    """Reads one stream, event by event. `total`: tokens that the server has stated so far."""
+
+    def __init__(self) -> None:
+        self.reply = Reply()
+        self.total = 0
+        self._counted = 0  # tokens that chunks already stand for
+        self._exact = True
+        self._usage: Any = None
+        self._detailed: Any = None
+        self._said = ""  # all text of a native stream so far, which it repeats
+        self._texts: list[str] = []  # of deltas without usage
+
+    def take(self, time: int, data: str) -> None:
+        """The next event."""
+        if data == DONE:
+            self.reply.done = True
+            return
+        try:
+            self._take(time, _message(data))
+        except (ValueError, TypeError, AttributeError, RecursionError) as problem:
+            self.refuse(problem, data.encode())
+
+    def take_deltas(self, times: Sequence[int], totals: Sequence[int] | None) -> None:
+        """Events which are known to bring text like the one before and, with `totals`, a usage of so many tokens; they
+        do not fall and are not below `total`. The last of several such events must be given to `take`, because of
+        what else its usage says."""
+        chunks = self.reply.chunks
+        if totals is None:
+            self._exact = False
+            chunks.extend((time, None) for time in times)
+        elif totals:
+            chunks.extend(zip(times, map(sub, totals, [self._counted, *totals[:-1]]), strict=True))
+            self.total = self._counted = totals[-1]
+
+    def refuse(self, problem: Exception, data: bytes) -> None:
+        """That event is not what a server may send."""
+        self.reply.error = self.reply.error or ("protocol", f"{problem}: {data[:200].decode(errors='replace')}")
+
+    def end(self, count: Callable[[str], int] | None = None) -> Reply:
+        """Nothing more came. `count`: as for `read_reply`."""
+        reply, usage = self.reply, self._usage
+        if usage is not None:
+            _take_over(usage, self._detailed or usage, reply)
+        if not self._exact:
+            reply.chunks = [(time, None) for time, _ in reply.chunks]
+            if usage is None and count is not None:
+                reply.completion_tokens, reply.estimated = count("".join(self._texts)), True
+        elif reply.chunks and usage is not None:
+            time, tokens = reply.chunks[-1]
+            reply.chunks[-1] = (time, (tokens or 0) + self.total - self._counted)
+        reply.error = reply.error or _ending(reply)
+        return reply
+
+    def _take(self, time: int, message: dict[str, Any]) -> None:
+        reply = self.reply
+        if "meta_info" in message:
+            message, self._said = _as_openai(message, self._said)
+        if message.get("error") is not None:
+            reply.error = reply.error or ("in_band", _detail(message["error"]))
+            return
+        used = None
+        stated = message.get("usage")
+        if stated is not None:
+            used = stated.get("completion_tokens")
+            if used is not None:
+                if type(used) is not int or used < self.total:
+                    raise ValueError(f"completion_tokens went from {self.total} to {used}")
+                self.total, self._usage = used, stated
+                if stated.get("prompt_tokens_details"):
+                    self._detailed = stated  # a later usage without details does not take them back
+        if "sglext" in message:
+            reply.verify_steps = _verify_steps(message["sglext"])
+        for choice in message.get("choices") or ():
+            text, answer = choice.get("text"), True
+            if not text:
+                text, answer = _delta(choice.get("delta"))
+            reason = choice.get("finish_reason")
+            if reason is not None:
+                reply.finish_reason = str(reason)
+            if not text:
                 continue
-            used = None
-            stated = message.get("usage")
-            if stated is not None:
-                used = stated.get("completion_tokens")
-                if used is not None:
-                    if type(used) is not int or used < total:
-                        raise ValueError(f"completion_tokens went from {total} to {used}")
-                    total, usage = used, stated
-                    if stated.get("prompt_tokens_details"):
-                        detailed = stated  # a later usage without details does not take them back
-            if "sglext" in message:
-                reply.verify_steps = _verify_steps(message["sglext"])
-            for choice in message.get("choices") or ():
-                text, answer = choice.get("text"), True
-                if not text:
-                    text, answer = _delta(choice.get("delta"))
-                reason = choice.get("finish_reason")
-                if reason is not None:
-                    reply.finish_reason = str(reason)
-                if not text:
-                    continue
-                if reply.done:
-                    raise ValueError("text behind [DONE]")
-                if answer and reply.first_answer is None:
-                    reply.first_answer = time
-                if used is None:
-                    exact = False
-                    chunks.append((time, None))
-                    texts.append(text)
-                else:
-                    chunks.append((time, used - counted))
-                    counted = used
-        except (ValueError, TypeError, AttributeError) as problem:
-            reply.error = reply.error or ("protocol", f"{problem}: {data[:200].decode(errors='replace')}")
-    if usage is not None:
-        _take_over(usage, detailed or usage, reply)
-    if not exact:
-        reply.chunks = [(time, None) for time, _ in chunks]
-        if usage is None and count is not None:
-            reply.completion_tokens, reply.estimated = count("".join(texts)), True
-    elif chunks and usage is not None:
-        time, tokens = chunks[-1]
-        chunks[-1] = (time, (tokens or 0) + total - counted)
-    reply.error = reply.error or _ending(reply)
-    return reply
+            if type(text) is not str:
+                raise TypeError("a text that is none")
+            if reply.done:
+                raise ValueError("text behind [DONE]")
+            if answer and reply.first_answer is None:
+                reply.first_answer = time
+            if used is None:
+                self._exact = False
+                reply.chunks.append((time, None))
+                self._texts.append(text)
+            else:
+                reply.chunks.append((time, used - self._counted))
+                self._counted = used
 
 
-def _message(data: bytes) -> dict[str, Any]:
-    # As text: from bytes, json.loads guesses the encoding first; and raw_decode is what loads wraps in two searches for
-    # white space. Together they are half of the cost.
-    text = data.decode()
+def _message(text: str) -> dict[str, Any]:
+    # raw_decode is what loads wraps in two searches for white space, which cost as much again.
     try:
         message, end = _decode(text)
     except ValueError:

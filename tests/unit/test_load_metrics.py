@@ -51,7 +51,7 @@ def test_percentiles_need_enough_requests() -> None:
 
 def exchange(sent: int, ended: int, times: list[int], due: int | None = None, lag: int = 0) -> Record:
     reads = [time + lag for time in times]
-    return Record(0, sent if due is None else due, sent, ended, [b""] * len(times), times, reads, 0, False, None)
+    return Record(0, sent if due is None else due, sent, ended, b"", [0] * len(times), times, reads, 0, False, None)
 
 
 def reply(chunks: list[tuple[int, int | None]], tokens: int, error: tuple[str, str] | None = None) -> Reply:

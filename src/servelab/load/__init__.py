@@ -5,6 +5,7 @@ loop      one level: launches what is due, hands on what ended
 arrivals  load shapes: closed loop, Poisson, constant, burst, ramp; when a window opens and closes
 capture   what the wire recorded of one request, on its way through a file
 http      strict HTTP/1.1 framing of recorded bytes, after the level
+forms     events that are like others, without taking each apart
 rows      a recorded request → one raw row
 metrics   rows → the figures of a level
 prompts   generated prompts

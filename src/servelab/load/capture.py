@@ -6,9 +6,10 @@ turned into rows by `servelab load --recover`."""
 from __future__ import annotations
 
 import marshal
-import struct
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
 
@@ -17,15 +18,17 @@ from servelab.load.wire import TIMESPEC, Exchange
 
 @dataclass(frozen=True)
 class Record:
-    """One exchange after the fact. Times in ns of the level's clock; `times[i]` is when `parts[i]` arrived."""
+    """One exchange after the fact. Times in ns of the level's clock. `raw`: all that was read; the i-th read ended
+    before `raw[edges[i]]`, `times[i]` is when its last byte arrived, `reads[i]` when this process read it."""
 
     index: int
     due: int
     sent: int
     ended: int
-    parts: list[bytes]
-    times: list[int]
-    reads: list[int]
+    raw: bytes
+    edges: Sequence[int]
+    times: Sequence[int]
+    reads: Sequence[int]
     unstamped: int  # reads for which the kernel gave no stamp, so that `times` has the time of the read
     closed: bool
     error: tuple[str, str] | None
@@ -51,7 +54,15 @@ class Writer:
 
     def add(self, exchange: Exchange) -> None:
         x = exchange
-        fields = (x.index, x.due, x.sent, x.ended, x.parts, x.stamps, x.reads, not x.keep, x.error)
+        # Few large objects instead of many small ones: it is written while others are read, and read back for each.
+        sizes, reads = array("I", map(len, x.parts)).tobytes(), array("q", x.reads).tobytes()
+        stamps = b"".join(x.stamps)
+        bare = []
+        if len(stamps) != TIMESPEC.size * len(x.stamps):
+            bare = [len(stamp) != TIMESPEC.size for stamp in x.stamps]
+            stamps = b"".join(stamp for stamp, missing in zip(x.stamps, bare, strict=True) if not missing)
+        received = b"".join(x.parts), sizes, stamps, reads, bare
+        fields = (x.index, x.due, x.sent, x.ended, *received, not x.keep, x.error)
         self._file.write(marshal.dumps(fields, 2))  # format 2: without looking for shared objects
 
     def __enter__(self) -> Writer:
@@ -80,25 +91,20 @@ def read(path: Path) -> Iterator[Record]:
             return
         while True:
             try:
-                index, due, sent, ended, parts, stamps, reads, closed, error = marshal.load(file)
+                index, due, sent, ended, raw, sizes, stamps, reads, bare, closed, error = marshal.load(file)
             except (EOFError, ValueError, TypeError):
                 return
-            times, unstamped = _times(stamps, reads)
-            yield Record(index, due, sent, ended, parts, times, reads, unstamped, closed, error)
+            edges = list(accumulate(array("I", sizes)))
+            read_at = array("q", reads)
+            times = _times(stamps, read_at, bare)
+            yield Record(index, due, sent, ended, raw, edges, times, read_at, sum(bare), closed, error)
 
 
-def _times(stamps: list[bytes], reads: list[int]) -> tuple[list[int], int]:
-    joined = b"".join(stamps)
-    if len(joined) == TIMESPEC.size * len(stamps):
-        flat = struct.unpack(f"={2 * len(stamps)}q", joined)
-        return [s * 1_000_000_000 + ns for s, ns in zip(flat[::2], flat[1::2], strict=True)], 0
-    times = []
-    unstamped = 0
-    for stamp, read_at in zip(stamps, reads, strict=True):
-        if len(stamp) == TIMESPEC.size:
-            seconds, nanoseconds = TIMESPEC.unpack(stamp)
-            times.append(seconds * 1_000_000_000 + nanoseconds)
-        else:
-            times.append(read_at)
-            unstamped += 1
-    return times, unstamped
+def _times(stamps: bytes, reads: Sequence[int], bare: list[bool]) -> list[int]:
+    """The kernel's times, and those of the reads where it gave none."""
+    flat = array("q", stamps)
+    times = [seconds * 1_000_000_000 + ns for seconds, ns in zip(flat[::2], flat[1::2], strict=True)]
+    if not bare:
+        return times
+    stamped = iter(times)
+    return [read if missing else next(stamped) for read, missing in zip(reads, bare, strict=True)]

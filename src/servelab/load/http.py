@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, repeat
+from operator import add
 
 # A chunk's size as RFC 9112 has it, with an extension that means nothing to us.
 SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]*)?\r\n")
 # A response head that the fast way below takes at its word.
 PLAIN_HEAD = re.compile(rb"HTTP/1\.1 200(?: [^\r\n]*)?\r\n(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n]*\r\n)+\r\n")
+LAST_CHUNK = b"\r\n0\r\n\r\n"
 
 
 class BadResponse(Exception):
@@ -32,12 +34,11 @@ class Response:
     pieces: list[tuple[int, int]]
     problem: BadResponse | None
 
-    def arrival(self, parts: Sequence[bytes], times: Sequence[int], ends: Iterable[int]) -> Iterator[int]:
+    def arrival(self, edges: Sequence[int], times: Sequence[int], ends: Iterable[int]) -> Iterator[int]:
         """The arrival time of the byte before each offset of `ends` (ascending offsets into the body, > 0).
 
-        `parts` and `times`: what was read and when, as recorded.
+        `edges` and `times`: where the reads ended and when their bytes had arrived, as recorded.
         """
-        edges = list(accumulate(map(len, parts)))
         pieces = iter(self.pieces)
         body_end, raw_end = 0, 0
         for end in ends:
@@ -74,47 +75,47 @@ def parse_response(raw: bytes, *, closed: bool) -> Response:
     return Response(status, headers, body, [(len(body), len(raw))], problem)
 
 
-def whole_events(parts: Sequence[bytes], times: Sequence[int]) -> list[tuple[int, bytes]] | None:
-    """(arrival, data) of a response's events, where it came as servers usually send one: complete, chunked, every
-    read and every chunk made of whole `data: …` events. None for anything else, which `parse_response` must judge.
+def whole_events(raw: bytes, edges: Sequence[int], times: Sequence[int]) -> tuple[list[int], list[str]] | None:
+    """(arrivals, data) of a response's events, where it has the form in which servers send one: complete, every chunk
+    one `data: …` event of one line. None for anything else, which `parse_response` must judge.
 
-    The same answer as the long way in a third of the time; reading what was recorded is most of what the client costs.
+    The same answer as the long way in a fraction of the time, because no step here is taken event by event in Python:
+    reading what was recorded is most of what the client costs.
     """
-    if not parts or not PLAIN_HEAD.match(parts[0]):
+    head = PLAIN_HEAD.match(raw)
+    if head is None or not raw.endswith(LAST_CHUNK):
         return None
-    _, headers, at = _head(parts[0])
+    _, headers, start = _head(head[0])
     if (
         headers.get("transfer-encoding", "").lower() != "chunked"
         or "content-length" in headers
         or not headers.get("content-type", "").startswith("text/event-stream")
     ):
         return None
-    events: list[tuple[int, bytes]] = []
-    ended = False
-    match = SIZE.match
-    for part, time in zip(parts, times, strict=True):
-        size = len(part)
-        while at < size:
-            found = match(part, at)
-            if found is None or ended:
-                return None
-            at = found.end()
-            behind = at + int(found[1], 16)
-            if part[behind : behind + 2] != b"\r\n":
-                return None
-            ended = behind == at
-            while at < behind:
-                end = part.find(b"\n", at, behind)
-                if end < 0 or part[at : at + 6] != b"data: " or part[end + 1 : end + 2] != b"\n" or end + 2 > behind:
-                    return None
-                data = part[at + 6 : end]
-                if b"\r" in data:
-                    return None
-                events.append((time, data))
-                at = end + 2
-            at = behind + 2
-        at = 0
-    return events if ended else None
+    pieces = raw[start : -len(LAST_CHUNK)].split(b"\r\n")
+    sizes, chunks = pieces[::2], pieces[1::2]
+    lengths = list(map(len, chunks))
+    # A size that is written in another way, a chunk of another size, and the last chunk before the end all differ.
+    if list(map(b"%x".__mod__, lengths)) != list(map(bytes.lower, sizes)) or not all(lengths):
+        return None
+    body = b"".join(chunks)
+    events = body[len(b"data: ") : -len(b"\n\n")].split(b"\n\ndata: ")
+    if (
+        not body.startswith(b"data: ")
+        or not body.endswith(b"\n\n")
+        or body.count(b"\n") != 2 * len(events)  # none but those between and behind the events
+        or b"\r" in body
+        or list(map((8).__add__, map(len, events))) != lengths
+    ):
+        return None
+    try:
+        texts = body[len(b"data: ") : -len(b"\n\n")].decode().split("\n\ndata: ")
+    except UnicodeDecodeError:
+        return None
+    # An event has arrived when the last byte of its chunk's data has: \r\n stands before that and behind it.
+    ends = accumulate(map(add, map(len, sizes), map((4).__add__, lengths)), initial=start - 2)
+    next(ends)
+    return list(map(times.__getitem__, map(bisect_left, repeat(edges), ends))), texts
 
 
 def _head(raw: bytes) -> tuple[int, dict[str, str], int]:

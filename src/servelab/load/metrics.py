@@ -13,7 +13,8 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise, repeat
+from itertools import islice, pairwise, repeat
+from operator import sub
 from typing import Any
 
 from servelab.load.arrivals import STEADY
@@ -214,9 +215,9 @@ class Silence:
         self.heard = bytearray(max(1, (window.end - window.start) // SILENCE_SLOT))
 
     def add(self, reply: Reply) -> None:
-        for time, _ in reply.chunks:
-            slot = (time - self.start) // SILENCE_SLOT
-            if 0 <= slot < len(self.heard):
+        start, slots = self.start, len(self.heard)
+        for slot in {(time - start) // SILENCE_SLOT for time, _ in reply.chunks}:
+            if 0 <= slot < slots:
                 self.heard[slot] = 1
 
     def longest(self) -> int:
@@ -295,7 +296,7 @@ class Tally:
             counts = record.sent >= window.start and record.ended <= window.end
         if not counts:
             return
-        self.lag.extend(read - time for read, time in zip(record.reads, record.times, strict=True))
+        self.lag.extend(map(sub, record.reads, record.times))
         if record.sent:
             self.late.append(record.sent - record.due)
         if kind is None:
@@ -337,6 +338,9 @@ class Tally:
 
     def _per_token(self, gaps: list[int], reply: Reply) -> None:
         waited = 0
+        if gaps and {tokens for _, tokens in islice(reply.chunks, 1, None)} == {1}:
+            self.itl.setdefault(1, array("d")).extend(gaps)
+            return
         for gap, (_, tokens) in zip(gaps, reply.chunks[1:], strict=True):
             if tokens is None:
                 return

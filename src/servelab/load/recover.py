@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from servelab.load import capture, rows
+from servelab.load.forms import Forms
 
 OK, NOTHING = 0, 4
 
@@ -26,11 +27,12 @@ def run(directory: Path) -> int:
             # Rows that the client had begun to write itself are the beginning of the same.
             beside = target.with_suffix(".new")
             count = failed = 0
+            known = Forms()
             with beside.open("w") as file:
                 for record in capture.read(path):
-                    reply = rows.interpret(record, about.expected)
+                    reply = rows.interpret(record, about.expected, forms=known)
                     count, failed = count + 1, failed + (reply.error is not None)
-                    file.write(rows.line(rows.row(record, reply, about.level, about.epoch_offset)))
+                    file.write(rows.line(record, reply, about.level, about.epoch_offset))
             beside.replace(target)
         except (OSError, ValueError) as problem:
             print(f"servelab load: {problem}", file=sys.stderr)

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
 
 from servelab.load.capture import Record
+from servelab.load.forms import Forms
 from servelab.load.http import BadResponse, parse_response, whole_events
 from servelab.shared.sse import Reply, read_reply, split_events
 
 SECOND = 1_000_000_000
 
 
-def interpret(record: Record, expected_tokens: int | None, count: Callable[[str], int] | None = None) -> Reply:
+def interpret(
+    record: Record, expected_tokens: int | None, count: Callable[[str], int] | None = None, forms: Forms | None = None
+) -> Reply:
     """What the server answered, times in ns of the record's clock.
 
     `expected_tokens`: a complete reply with another number of tokens is an error (None: any number is right).
-    `count`: a tokenizer, for servers that do not say how many tokens they generated.
+    `count`: a tokenizer, for servers that do not say how many tokens they generated. `forms`: those of the records
+    before from the same server, which make it faster.
     """
-    if record.error is not None and not record.parts:
+    if record.error is not None and not record.raw:
         return Reply(error=record.error)
     try:
-        events = whole_events(record.parts, record.times) if record.error is None else None
-        reply = read_reply(events, count) if events is not None else _long_way(record, count)
+        found = whole_events(record.raw, record.edges, record.times) if record.error is None else None
+        reply = (forms or Forms()).read(*found, count) if found is not None else _long_way(record, count)
     except BadResponse as problem:
         return Reply(error=record.error or (problem.kind, str(problem)))
     if reply.error is None and expected_tokens is not None and not reply.estimated:
@@ -34,13 +37,13 @@ def interpret(record: Record, expected_tokens: int | None, count: Callable[[str]
 
 
 def _long_way(record: Record, count: Callable[[str], int] | None) -> Reply:
-    response = parse_response(b"".join(record.parts), closed=record.closed)
+    response = parse_response(record.raw, closed=record.closed)
     if response.status != 200:
         return Reply(error=(f"http_{response.status}", response.body[:500].decode(errors="replace")))
     if not response.headers.get("content-type", "").startswith("text/event-stream"):
         return Reply(error=("protocol", f"not an event stream: {response.headers.get('content-type')!r}"))
     found = list(split_events(response.body))
-    times = response.arrival(record.parts, record.times, [end for end, _ in found])
+    times = response.arrival(record.edges, record.times, [end for end, _ in found])
     reply = read_reply(((time, data) for time, (_, data) in zip(times, found, strict=True)), count)
     if record.error is not None:
         # How the client ended it (time-out, cancelled, reset) says more than "the stream was cut", but
@@ -52,11 +55,12 @@ def _long_way(record: Record, count: Callable[[str], int] | None) -> Reply:
     return reply
 
 
-def row(record: Record, reply: Reply, level: int | str, epoch_offset: int) -> dict[str, Any]:
-    """`epoch_offset`: ns to add to the record's clock to get the time since 1970 (0 for CLOCK_REALTIME)."""
+def line(record: Record, reply: Reply, level: int | str, epoch_offset: int) -> str:
+    """The row, a line of JSON. `epoch_offset`: ns to add to the record's clock to get the time since 1970 (0 for
+    CLOCK_REALTIME)."""
     sent = record.sent
     chunks = reply.chunks
-    return {
+    made = {
         "schema": "servelab.request/1",
         "level": level,
         "id": record.index,
@@ -66,7 +70,7 @@ def row(record: Record, reply: Reply, level: int | str, epoch_offset: int) -> di
         "t_answer": _seconds(reply.first_answer + epoch_offset) if reply.first_answer is not None else None,
         "t_last": _seconds(chunks[-1][0] + epoch_offset) if chunks else None,
         "t_end": _seconds(record.ended + epoch_offset),
-        "chunks": [[round((time - sent) / SECOND, 7), tokens] for time, tokens in chunks],
+        "chunks": None,
         "prompt_tokens": reply.prompt_tokens,
         "cached_tokens": reply.cached_tokens,
         "completion_tokens": reply.completion_tokens,
@@ -76,14 +80,12 @@ def row(record: Record, reply: Reply, level: int | str, epoch_offset: int) -> di
         "finish_reason": reply.finish_reason,
         "error": None if reply.error is None else {"kind": reply.error[0], "detail": reply.error[1]},
     }
-
-
-def line(made: dict[str, Any]) -> str:
-    """A row as its line of JSON. The list of deltas is most of it, and is written by hand because json takes
-    three times as long for it."""
-    head, chunks = made | {"chunks": None}, made["chunks"]
-    deltas = ",".join([f"[{offset:.7f},{'null' if tokens is None else tokens}]" for offset, tokens in chunks])
-    return json.dumps(head, separators=(",", ":")).replace('"chunks":null', f'"chunks":[{deltas}]', 1) + "\n"
+    # The deltas are most of it, and json takes three times as long for them.
+    if chunks and chunks[0][1] is None:
+        deltas = [f"[{(time - sent) / SECOND:.7f},null]" for time, _ in chunks]
+    else:
+        deltas = [f"[{(time - sent) / SECOND:.7f},{tokens}]" for time, tokens in chunks]
+    return json.dumps(made, separators=(",", ":")).replace('"chunks":null', f'"chunks":[{",".join(deltas)}]', 1) + "\n"
 
 
 def _seconds(ns: int) -> float:

@@ -17,6 +17,7 @@ from typing import Any
 
 from servelab import __version__
 from servelab.load import arrivals, capture, cards, loop, metrics, rows
+from servelab.load.forms import Forms
 from servelab.load.progress import Progress, write_json
 from servelab.load.server import (
     ServerError,
@@ -79,6 +80,7 @@ class Session:
         self.after: dict[str, Any] | None = None
         self.started = _now()
         self.cards: cards.Watch | None = None
+        self.forms = Forms()
         self.request_seconds = 0.0  # how long a request took last, for the next ramp
 
     def run(self) -> int:
@@ -205,7 +207,8 @@ class Session:
     def _interpret(self, record: capture.Record, expect_length: bool = True) -> Reply:
         tokenizer = self.workload.tokenizer
         count = (lambda text: len(tokenizer.encode(text, False))) if tokenizer is not None else None
-        return rows.interpret(record, self.workload.expected(record.index) if expect_length else None, count)
+        expected = self.workload.expected(record.index) if expect_length else None
+        return rows.interpret(record, expected, count, self.forms)
 
     def _level(self, asked: Level) -> dict[str, Any]:
         options = self.options
@@ -263,7 +266,7 @@ class Session:
             for record in capture.read(path):
                 reply = self._interpret(record)
                 tally.add(record, reply)
-                file.write(rows.line(rows.row(record, reply, name, epoch_offset)))
+                file.write(rows.line(record, reply, name, epoch_offset))
         path.unlink()
         level: dict[str, Any] = {"level": name, "arrivals": asked.describe(), "steady": not asked.finite}
         level |= tally.summary(asked.concurrency, self.scale, self.stamped, cpu_share)
