@@ -27,7 +27,8 @@ step() { # what command…
 }
 
 unchanged() {
-    ansible-playbook tests/stack/unchanged.yml "${vars[@]}" | tee /dev/stderr | grep -q 'lab-gpu1 .* changed=0 .* failed=0 '
+    # tee appends, or a log that stderr goes to would lose what it has; and not grep -q, which ends early and lets tee die.
+    ansible-playbook tests/stack/unchanged.yml "${vars[@]}" | tee -a /dev/stderr | grep 'lab-gpu1 .* changed=0 .* failed=0 ' >/dev/null
 }
 
 step "lab and guest" ansible-playbook playbooks/lab.yml playbooks/provision.yml

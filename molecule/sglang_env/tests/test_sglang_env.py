@@ -161,6 +161,20 @@ def test_an_interrupted_installation_is_completed(play, guest):
     assert stack_of(guest, LINK) == before
 
 
+def test_constraints_of_the_machine_do_not_bind_a_lock(play, guest):
+    """Somebody's pip.conf keeps SGLang old; a lock is exact, and pip alone would refuse it."""
+    guest.check_output("rm -rf /opt/servelab/stacks/0.5.15-* && mkdir -p /root/.config/pip")
+    guest.check_output("echo 'sglang<0.5' > /srv/other/constraints.txt")
+    guest.check_output("printf '[global]\\nconstraint = /srv/other/constraints.txt\\n' > /root/.config/pip/pip.conf")
+    try:
+        played = play(*OWN, sglang_version="0.5.15", sglang_env_wheelhouse=WHEELHOUSE)
+        assert played.ok, played.said
+        assert "/0.5.15-light-" in stack_of(guest, LINK)
+    finally:
+        guest.check_output("rm -r /root/.config/pip")
+    assert play(*OWN).changed == [("Use this stack", "lab-gpu1")]
+
+
 def test_wrong_settings_are_told_at_once_and_before_anything_changes(play, guest):
     before = stack_of(guest, LINK)
     played = play(*OWN, sglang_version="0.4.0", sglang_env_wheelhouse="wheels", sglang_env_python="python3.9")
