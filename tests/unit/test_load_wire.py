@@ -214,6 +214,61 @@ def test_a_chunk_is_stamped_when_it_arrived_however_late_it_is_read(tmp_path: Pa
         peer.wire.close()
 
 
+class Clock:
+    """In place of the module `time`: it stands still unless somebody sleeps. ns."""
+
+    time_ns = staticmethod(time.time_ns)
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def monotonic_ns(self) -> int:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += round(seconds * 1e9)
+
+
+@pytest.mark.parametrize(
+    ("stamps", "in_flight", "reads", "rest_ms"),
+    [
+        (True, 100, 1000, 1),  # in 250 ms: every connection once in 25 ms; an eighth is more than the longest
+        (True, 100, 5000, 0.625),  # once in 5 ms
+        (True, 32, 400, 1),
+        (True, 31, 400, 0),  # no crowd
+        (True, 100, 0, 0),  # nothing is known of the gaps
+        (False, 100, 1000, 0),  # a read is its stamp
+    ],
+)
+def test_the_rest_between_two_turns(
+    monkeypatch: pytest.MonkeyPatch, stamps: bool, in_flight: int, reads: int, rest_ms: float
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("servelab.load.wire.time", clock)
+    peer = Peer(kernel_stamps=stamps)
+    peer.wire.send(0, b"x", 0)
+    peer.turn()
+    peer.accept()
+    peer.wire.in_flight, peer.wire._reads = in_flight, reads
+    clock.now = 250_000_000
+    peer.wire.set_rest()
+
+    def slept(timeout: float) -> float:
+        """ms that a turn rests before it looks."""
+        before = clock.now
+        peer.sock.sendall(b"y")  # something to read, so that no turn waits
+        peer.wire.turn(timeout)
+        return (clock.now - before) / 1e6
+
+    assert slept(5) == 0  # nothing was read before
+    assert slept(0) == 0  # never where there is no time
+    assert slept(5) == rest_ms  # since the last read
+    assert slept(0.0003) == min(0.3, rest_ms)
+    clock.now += 2_000_000
+    assert slept(5) == 0  # the last read is long ago
+    peer.wire.close()
+
+
 # The plainer path.
 
 

@@ -129,6 +129,7 @@ def run(
             next_tick = now + TICK
             state.in_flight = wire.in_flight
             state.bytes_read = wire.bytes_read
+            wire.set_rest()
             given_up = wire.overdue(now - timeout)
             for exchange in given_up:
                 _count(exchange, state)

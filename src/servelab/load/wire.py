@@ -6,6 +6,10 @@ then known however late this process gets to read it. Stamps are kept as the raw
 after the level. All times are nanoseconds of one clock: CLOCK_REALTIME with kernel stamps, CLOCK_MONOTONIC without.
 
 A read can bring several chunks; all get the stamp of its last packet. `metrics` counts how often that happened.
+
+To wake up costs several times what a read does. With many requests in flight something comes all the time, so that this
+process would wake up for each chunk; it rests for a moment between two turns instead and reads what came meanwhile.
+A stamp does not change by that, and a rest is short against the time between two chunks of one response.
 """
 
 from __future__ import annotations
@@ -27,6 +31,10 @@ ANCILLARY_BYTES = socket.CMSG_SPACE(TIMESPEC.size)
 
 IN = select.EPOLLIN
 OUT = select.EPOLLOUT
+
+REST = 1_000_000  # ns, the longest between two turns
+REST_SHARE = 8  # and not more than this part of the usual time between two reads of one connection
+CROWD = 32  # requests in flight from which on it is worth it
 
 # How the end of a response is recognised.
 HEAD, CHUNKED, LENGTH, CLOSE = range(4)
@@ -111,6 +119,9 @@ class Wire:
         self._connections: dict[int, Connection] = {}
         self._idle: list[Connection] = []
         self._failed: list[Exchange] = []  # before a byte was read; handed out by the next turn
+        self._rest = 0
+        self._read_again = 0  # when the rest is over, ns of CLOCK_MONOTONIC
+        self._reads, self._reads_before, self._counted_at = 0, 0, time.monotonic_ns()
         self.in_flight = 0
         self.bytes_read = 0
         self.opened = 0
@@ -145,7 +156,24 @@ class Wire:
 
     def wait(self, seconds: float) -> None:
         """Wait for bytes, up to so many seconds: exactly, where `turn` rounds up to the next millisecond."""
-        select.select([self._epoll], (), (), seconds)
+        select.select([self._epoll], (), (), self._rested(seconds))
+
+    def set_rest(self) -> None:
+        """To be called a few times a second: how long to rest follows from what came since the last time."""
+        now, reads = time.monotonic_ns(), self._reads - self._reads_before
+        gap = (now - self._counted_at) * self.in_flight // max(1, reads)
+        crowded = self._kernel_stamps and self.in_flight >= CROWD and reads
+        self._rest = min(REST, gap // REST_SHARE) if crowded else 0
+        self._reads_before, self._counted_at = self._reads, now
+
+    def _rested(self, seconds: float) -> float:
+        """Rest, up to so many seconds; what is left of them."""
+        left = self._read_again - time.monotonic_ns() if self._rest else 0
+        if left <= 0 or seconds <= 0:
+            return seconds
+        rest = min(left / 1e9, seconds)
+        time.sleep(rest)
+        return seconds - rest
 
     def turn(self, timeout: float) -> list[Exchange]:
         """Wait up to `timeout` seconds for bytes, read what is there once per socket; returns what ended."""
@@ -154,7 +182,11 @@ class Wire:
             timeout = 0.0
         connections = self._connections
         clock = self.clock
-        for fd, mask in self._epoll.poll(timeout):
+        ready = self._epoll.poll(self._rested(timeout))
+        if self._rest and ready:
+            self._read_again = time.monotonic_ns() + self._rest
+        self._reads += len(ready)
+        for fd, mask in ready:
             connection = connections[fd]
             exchange = connection.exchange
             if mask & OUT and exchange is not None:
