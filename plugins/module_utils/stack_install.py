@@ -19,6 +19,14 @@ _MISMATCHES = (
     r"[\s\S]*?Computed:\s*sha256:(?P<got>[0-9a-f]{64})",
 )
 
+# pip, then uv; which is all that either says where a wheelhouse was filled for something else.
+_MISSING = (
+    r"Could not find a version that satisfies the requirement (?P<what>\S+)",
+    r"not found in the provided package locations and you require (?P<what>[^\s,]+)",
+)
+# In the same order: a directory that is not there.
+_NOWHERE = (r"Location '[^']*' is ignored: it is either a non-exist", r"Failed to read `--find-links` directory")
+
 
 def locks_known(names: list[str]) -> dict[str, list[str]]:
     """Release → the Pythons that it is locked for, both in their order, of lock files' names (0.5.23-py3.13.txt)."""
@@ -55,14 +63,23 @@ def lock_refusals(text: str, path: str, version: str) -> list[str]:
     return []
 
 
-def install_failure(text: str) -> str:
-    """What pip or uv complained about, in one line: the wheel that is not the locked one, else the last error."""
+def install_failure(text: str, wheelhouse: str = "") -> str:
+    """What pip or uv complained about, in one line: the wheel that is not the locked one, else the last error.
+
+    wheelhouse: the only directory that was asked, where it was one.
+    """
     for pattern in _MISMATCHES:
         if found := re.search(pattern, text):
             return (
                 f"{found['what']} is not what was locked: its sha256 is {found['got']}, and {found['expected']} was "
                 "expected. Get it again from a source that you trust, or lock again."
             )
+    remedy = "fill it with playbooks/wheelhouse.yml for this release and this Python, and bring it to this machine."
+    if wheelhouse and any(re.search(pattern, text) for pattern in _NOWHERE):
+        return f"The wheelhouse {wheelhouse} does not exist here; {remedy}"
+    for pattern in _MISSING if wheelhouse else ():
+        if found := re.search(pattern, text):
+            return f"The wheelhouse {wheelhouse} has no wheel of {found['what']} that fits; {remedy}"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"(ERROR|error|cause)", line)]
     return " ".join((errors or lines or ["No reason was given."])[:4])

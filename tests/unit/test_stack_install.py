@@ -49,6 +49,47 @@ def test_one_of_several_hashes_is_enough_to_tell():
     assert f"and {WANTED} was expected" in stack_install.install_failure(several)
 
 
+# As pip 25.1 and uv 0.13.9 printed it, of a directory without that wheel and of one that is not there.
+PIP_MISSING = """\
+Looking in links: /shared/wheels
+ERROR: Could not find a version that satisfies the requirement sglang==0.5.15 (from versions: none)
+ERROR: No matching distribution found for sglang==0.5.15
+"""
+UV_MISSING = """\
+Using Python 3.11.7 environment at: /opt/servelab/stacks/s
+error: No solution found when resolving dependencies
+  cause: Because sglang was not found in the provided package locations and you require sglang==0.5.15, we can \
+conclude that your requirements are unsatisfiable.
+"""
+PIP_NOWHERE = """\
+Looking in links: /shared/wheels
+WARNING: Location '/shared/wheels' is ignored: it is either a non-existing path or lacks a specific scheme.
+ERROR: Could not find a version that satisfies the requirement sglang==0.5.15 (from versions: none)
+ERROR: No matching distribution found for sglang==0.5.15
+"""
+UV_NOWHERE = """\
+Using Python 3.11.7 environment at: /opt/servelab/stacks/s
+error: Failed to read `--find-links` directory: /shared/wheels
+  cause: No such file or directory (os error 2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("printed", "what"),
+    [
+        (PIP_MISSING, "has no wheel of sglang==0.5.15 that fits"),
+        (UV_MISSING, "has no wheel of sglang==0.5.15 that fits"),
+        (PIP_NOWHERE, "does not exist here"),
+        (UV_NOWHERE, "does not exist here"),
+    ],
+)
+def test_a_wheelhouse_that_was_filled_for_something_else_is_named_with_the_way_to_fill_it(printed, what):
+    assert stack_install.install_failure(printed, "/shared/wheels") == (
+        f"The wheelhouse /shared/wheels {what}; fill it with playbooks/wheelhouse.yml for this release and this "
+        "Python, and bring it to this machine."
+    )
+
+
 def test_other_failures_keep_their_last_errors():
     printed = (
         "Looking in links: /shared/wheels\n"
