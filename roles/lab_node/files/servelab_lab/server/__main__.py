@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import signal
+import socket
 import sys
 import time
 import urllib.error
@@ -20,6 +21,8 @@ from .config import Config, ConfigError, load_config
 from .cost import Mode, Profile, load_profile
 from .drive import Driver
 from .engine import DecodeReport, Engine, PrefillReport, Request
+from .follower import Follower
+from .group import Group, lost_text
 from .http import Connection
 from .info import Info
 from .paths import choose
@@ -57,7 +60,9 @@ class Server:
         mode: Mode,
         started: Started,
         adaptive: Adaptive | None,
+        group: Group | None,
     ) -> None:
+        self._group = group
         self.config, self.args, self.started, self.dialect = config, args, started, args.dialect
         self._last_prefill = self._last_decode = time.monotonic()
         self._falling = False
@@ -137,6 +142,8 @@ class Server:
         loop.add_signal_handler(signal.SIGTERM, self._terminate)
         loop.add_signal_handler(signal.SIGINT, stopped.set)
         loop.add_signal_handler(signal.SIGCHLD, self._child_changed)
+        for peer in self._group.peers if self._group else []:
+            loop.add_reader(peer, self._node_changed, peer)
         log.uvicorn(f"Started server process [{os.getpid()}]")
         log.uvicorn("Waiting for application startup.")
         log.uvicorn("Application startup complete.")
@@ -203,6 +210,10 @@ class Server:
             if left == 0:
                 break
         asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
+        if self._group is not None:
+            self._forget_nodes()
+            if self.dialect.since("0.5.15"):
+                self._group.part()
         for scheduler in self.started.schedulers:
             scheduler.let_go()
         await self._simulated_sleep(1.0)
@@ -214,6 +225,17 @@ class Server:
                 if gone in self.started.pids and not self.api.draining:
                     self._simulated_later(_LOSS_NOTICED, self._peer_lost, gone)
 
+    def _node_changed(self, peer: socket.socket) -> None:
+        """Another node is gone; while the server works it says nothing."""
+        self._forget_nodes()
+        if not self.api.draining:
+            host, port = peer.getpeername()[:2]
+            self._simulated_later(_LOSS_NOTICED, self._peer_lost, None, host, port)
+
+    def _forget_nodes(self) -> None:
+        for peer in self._group.peers if self._group else []:
+            asyncio.get_running_loop().remove_reader(peer)
+
     def _simulated_later(self, seconds: float, call: Callable[..., None], *arguments: object) -> None:
         asyncio.get_running_loop().call_later(seconds / self.config.time_scale, call, *arguments)
 
@@ -221,16 +243,12 @@ class Server:
         frame = self.dialect.scheduler_frame(str(self.config.package()))
         log.rank(rank)(f"Scheduler hit an exception: Traceback (most recent call last):\n{frame}{text}\n")
 
-    def _peer_lost(self, gone: int) -> None:
+    def _peer_lost(self, gone: int | None, host: str = "127.0.0.1", port: int = 63710) -> None:
         """The ranks that wait for a killed one fail, and the server with them."""
         if not self._falling:
             for scheduler in self.started.schedulers:
                 if scheduler.pid != gone:
-                    self._exception(
-                        scheduler.rank,
-                        "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] "
-                        "Connection closed by peer [127.0.0.1]:63710",
-                    )
+                    self._exception(scheduler.rank, f"RuntimeError: {lost_text(host, port)}")
             self._fall()
 
     def _die_of_request(self) -> None:
@@ -295,8 +313,12 @@ def main() -> int:
     except (ConfigError, Unsupported) as error:
         print(error, file=sys.stderr)
         return 1
-    started = Start(config, args, profile, mode, way, adaptive).run()
-    asyncio.run(Server(config, args, profile, mode, started, adaptive).serve())
+    start = Start(config, args, profile, mode, way, adaptive)
+    started = start.run()
+    if start.group is not None and start.group.rank:
+        asyncio.run(Follower(start, started, start.group, args).serve())
+    else:
+        asyncio.run(Server(config, args, profile, mode, started, adaptive, start.group).serve())
     return 0
 
 

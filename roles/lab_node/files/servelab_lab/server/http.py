@@ -99,7 +99,8 @@ class Exchange:
         request = self.request
         if self.on_status is not None:
             self.on_status(status)
-        log.access(self._connection.client, f"{request.method} {request.target} {request.version}", status)
+        if not self._connection.quiet:
+            log.access(self._connection.client, f"{request.method} {request.target} {request.version}", status)
         closing = b"" if request.keep_alive else b"Connection: close\r\n"
         return b"HTTP/1.1 %d %b\r\n%bserver: uvicorn\r\n%b%b\r\n" % (
             status,
@@ -127,8 +128,8 @@ class Connection(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, handler: Handler, connections: set[Connection]) -> None:
-        self._handler, self._connections = handler, connections
+    def __init__(self, handler: Handler, connections: set[Connection], *, quiet: bool = False) -> None:
+        self._handler, self._connections, self.quiet = handler, connections, quiet
         self._buffer = bytearray()
         self._exchange: Exchange | None = None
         self.client = "-"

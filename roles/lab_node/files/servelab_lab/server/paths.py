@@ -63,6 +63,12 @@ def choose(
             "Setup Custom allreduce failed with CUDART error: peer access is not supported between these two devices. "
             "To silence this warning, specify --disable-custom-all-reduce explicitly."
         )
+    elif int(args.nnodes or 1) > 1:
+        # Both are for the cards of one machine.
+        if not args.disable_custom_all_reduce:
+            name = "CustomAllreduce" if dialect.since("0.5.10") else "Custom allreduce"
+            path.joining.append(f"{name} is disabled because this process group spans across nodes.")
+        return path
     elif not args.disable_custom_all_reduce:
         _custom(path, args, environ, package, dialect, ranks)
     if path.backend == path.nccl:

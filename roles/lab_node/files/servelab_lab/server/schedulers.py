@@ -27,6 +27,8 @@ class Scheduler:
     card: int
     pid: int
     _line: socket.socket
+    holds: bool = True
+    """False once it was asked to go."""
 
     def hold(self, mib: int) -> None:
         """Make the child use `mib` MiB of its card. Raises ClaimFailed."""
@@ -37,6 +39,7 @@ class Scheduler:
 
     def let_go(self) -> None:
         """Ask the child to release its card and exit, as a graceful shutdown does."""
+        self.holds = False
         self._line.close()
 
 

@@ -129,6 +129,8 @@ def _resolved(values: dict[str, Any], profile: Profile, dialect: Dialect, notice
         if name in resolved and resolved[name] is None:
             resolved[name] = value
 
+    if (resolved.get("tp_size") or 1) % (resolved.get("nnodes") or 1):
+        raise Refused("AssertionError", "tp_size must be divisible by number of nodes")
     default("tokenizer_path", resolved["model_path"])
     default("served_model_name", resolved["model_path"])
     default("mem_fraction_static", profile.memory["auto_fraction"])
@@ -272,6 +274,12 @@ def mode_of(args: ServerArgs, way: Way | None = None) -> Mode:
             f"it knows {', '.join((*_EAGLE, 'NGRAM'))}."
         )
     return replace(mode, draft_steps=args.speculative_num_steps, draft_tokens=args.speculative_num_draft_tokens)
+
+
+def local_ranks(args: ServerArgs) -> range:
+    """Return this node's tensor-parallel ranks: each node has as many."""
+    here = int(args.tp_size or 1) // int(args.nnodes or 1)
+    return range(here * int(args.node_rank or 0), here * (int(args.node_rank or 0) + 1))
 
 
 def max_running(args: ServerArgs) -> int:

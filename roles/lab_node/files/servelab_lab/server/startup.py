@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -16,10 +16,11 @@ from .cards import Seat, seats, simulated
 from .config import Config
 from .cost import Mode, Profile
 from .dialect import Dialect
+from .group import Group
 from .memory import Plan, StartFailure, out_of_memory, plan
 from .paths import Way
 from .schedulers import ClaimFailed, Scheduler, kill, spawn, spawn_detokenizer
-from .serverargs import ServerArgs, graph_batches, max_running
+from .serverargs import ServerArgs, graph_batches, local_ranks, max_running
 
 # Parts of a start's time, as a real one divides it: imports, distributed set-up, weights, graphs.
 _IMPORTS, _DISTRIBUTED, _WEIGHTS, _GRAPHS = 0.45, 0.05, 0.35, 0.15
@@ -35,16 +36,20 @@ class Started:
 
     plan: Plan
     schedulers: list[Scheduler]
-    detokenizer: int
+    detokenizer: int | None
+    """Only the head has one."""
     survivors: bool
 
     @property
     def pids(self) -> list[int]:
-        return [scheduler.pid for scheduler in self.schedulers] + [self.detokenizer]
+        return [scheduler.pid for scheduler in self.schedulers] + self._detokenizers()
 
     def mortal(self) -> list[int]:
         """The children that die with the launcher."""
-        return [self.detokenizer] if self.survivors else self.pids
+        return self._detokenizers() if self.survivors else self.pids
+
+    def _detokenizers(self) -> list[int]:
+        return [] if self.detokenizer is None else [self.detokenizer]
 
 
 class Start:
@@ -56,7 +61,9 @@ class Start:
         self.config, self.args, self.profile, self.mode, self.way = config, args, profile, mode, way
         self.adaptive, self.dialect = adaptive, args.dialect
         self.started: Started | None = None
-        self._ranks = range(int(args.tp_size or 1))
+        self._ranks = local_ranks(args)
+        self.group: Group | None = None
+        """The other nodes, once they were met."""
 
     def run(self) -> Started:
         """Go through the phases."""
@@ -66,7 +73,7 @@ class Start:
         except StartFailure as failure:
             if failure.ranks:
                 self._fork([Seat(0, 0)] * len(self._ranks), hold=False)
-                self._fail(failure)
+                self.fall(failure)
             raise_in_launcher(self.config, failure.kind, failure.text)
         self._fork(places, hold=simulated())
         self._pause(_IMPORTS)
@@ -82,8 +89,10 @@ class Start:
             self._load(division)
             self._pool(division)
             self._capture(division)
+            if self.group is not None:
+                self.group.meet()
         except StartFailure as failure:
-            self._fail(failure)
+            self.fall(failure)
         assert self.started is not None
         self.started.plan = division
         self._ready_line(division)
@@ -99,6 +108,12 @@ class Start:
     def _pause(self, part: float) -> None:
         """Let a part of the simulated loading time pass, and end if a scheduler died meanwhile."""
         time.sleep(self.config.load_seconds * part / self.config.time_scale)
+        self._look()
+        if self.group is not None:
+            self.group.watch()
+
+    def _look(self) -> None:
+        """End if a scheduler died."""
         if self.started is not None:
             for pid in self.started.pids:
                 if os.waitpid(pid, os.WNOHANG)[0]:
@@ -107,10 +122,11 @@ class Start:
     def _fork(self, places: list[Seat], hold: bool) -> None:
         children = [
             spawn(rank, place.minor, survivor=self.config.survivors, holds_card=hold)
-            for rank, place in enumerate(places)
+            for rank, place in zip(self._ranks, places, strict=True)
         ]
         nothing = Plan(0, 0, 0, 0, 0, 0, 0, 0)
-        self.started = Started(nothing, children, spawn_detokenizer(), self.config.survivors)
+        detokenizer = spawn_detokenizer() if self._is_head else None
+        self.started = Started(nothing, children, detokenizer, self.config.survivors)
 
     def _hold(self, mib: int) -> None:
         assert self.started is not None
@@ -121,6 +137,15 @@ class Start:
                 text = f"CUDA error: {error}"
                 raise StartFailure("torch.AcceleratorError", text, [scheduler.rank]) from error
 
+    @property
+    def _is_head(self) -> bool:
+        return 0 in self._ranks
+
+    def _first(self, text: str) -> None:
+        """Write what only rank 0 of the whole server says."""
+        if self._is_head:
+            log.rank(0)(text)
+
     def _each(self, text: str) -> None:
         for rank in self._ranks:
             log.rank(rank)(text)
@@ -129,8 +154,12 @@ class Start:
         elapsed = self.config.load_seconds * _DISTRIBUTED
         context = self.profile.memory["context_gib"]
         self._each(self.dialect.init_begin)
+        if int(self.args.nnodes or 1) > 1:
+            group = Group(self.args, self.config.time_scale, self._look)
+            group.join()
+            self.group = group
         nccl = next(nccl for release, nccl in _NCCL_VERSIONS if self.dialect.since(release))
-        log.rank(0)(f"sglang is using nccl=={nccl}")
+        self._first(f"sglang is using nccl=={nccl}")
         if all(place.used_mib / 1024 + context < self.profile.memory["card_mib"] / 1024 for place in places):
             self._hold(round(context * 1024))
         if "hang_nccl_init" in self.config.faults:
@@ -150,13 +179,13 @@ class Start:
         if self.way.checks_p2p:
             cards = ",".join(map(str, self._ranks))
             cache = f"/root/.cache/sglang/gpu_p2p_access_cache_for_{cards}.json"
-            log.rank(0)(f"generating GPU P2P access cache in {cache}")
+            self._first(f"generating GPU P2P access cache in {cache}")
             time.sleep(_P2P_CHECK / self.config.time_scale)
             self._each(f"reading GPU P2P access cache from {cache}")
         for line in self.way.joining:
             self._each(line)
         for line in self.way.first:
-            log.rank(0)(line)
+            self._first(line)
 
     def _load(self, division: Plan) -> None:
         context = self.profile.memory["context_gib"]
@@ -185,7 +214,7 @@ class Start:
             )
 
         if self.adaptive is not None:
-            log.rank(0)(self.adaptive.greeting())
+            self._first(self.adaptive.greeting())
 
     def _pool(self, division: Plan) -> None:
         if self._pool_overflows():
@@ -224,7 +253,7 @@ class Start:
             free -= division.graph / len(roles)
         if self.way.backend == "custom_ar":
             addresses = self.profile.allreduces_per_forward * len(batches)
-            log.rank(0)(f"Registering {addresses} cuda graph addresses")
+            self._first(f"Registering {addresses} cuda graph addresses")
 
     def _refuse_architecture(self) -> None:
         """Fail on what a card of compute capability 12.0 cannot do."""
@@ -252,7 +281,7 @@ class Start:
         per = 1 if role.endswith("decode") else self.mode.draft_tokens
         self._each(self.dialect.capture_begin(role, per, batches, free))
         if not self.dialect.many_graphs:
-            log.rank(0)(f"Capture cuda graph bs {batches}")
+            self._first(f"Capture cuda graph bs {batches}")
         labels = [f"(bs={size} avail_mem={free - gib * n / len(batches):.2f} GB)"
                   for n, size in enumerate(reversed(batches))]  # fmt: skip
         elapsed = self.config.load_seconds * part
@@ -266,7 +295,7 @@ class Start:
 
     def _ready_line(self, division: Plan) -> None:
         args = self.args
-        log.rank(0)(
+        self._first(
             f"max_total_num_tokens={division.tokens}, chunked_prefill_size={args.chunked_prefill_size}, "
             f"max_prefill_tokens={args.max_prefill_tokens or 16384}, max_running_requests={max_running(args)}, "
             f"context_len={context_length(args, self.profile)}, "
@@ -281,19 +310,21 @@ class Start:
         """Draw a progress bar as tqdm does when piped: one line, redrawn after carriage returns."""
         total = len(labels)
         for done in range(total + 1):
-            sys.stderr.write(
-                "\r" + progress_bar(what, labels[min(done, total - 1)], done, total, elapsed * done / total)
-            )
-            sys.stderr.flush()
+            if self._is_head:
+                sys.stderr.write(
+                    "\r" + progress_bar(what, labels[min(done, total - 1)], done, total, elapsed * done / total)
+                )
+                sys.stderr.flush()
             if done < total:
                 if step is not None:
                     step(done + 1)
                 self._pause(part / total)
-        log.plain("")
+        if self._is_head:
+            log.plain("")
 
-    def _fail(self, failure: StartFailure) -> NoReturn:
-        """End as SGLang ends when a scheduler raises."""
-        for rank in failure.ranks:
+    def fall(self, failure: StartFailure, among: Sequence[Scheduler] | None = None) -> NoReturn:
+        """End as SGLang ends when a scheduler raises: the ranks of the failure, or those of `among`."""
+        for rank in failure.ranks if among is None else [scheduler.rank for scheduler in among]:
             log.rank(rank)(f"Scheduler hit an exception: {self._traceback(failure)}")
         self._end()
 
