@@ -49,6 +49,7 @@ PINS = [
     "msgspec==0.23.0",
     "nest-asyncio==1.6.0",
     "openai==2.6.1",
+    "opentelemetry-api==1.45.2",
     "orjson==3.13.0",
     "outlines-core==0.1.26",
     "outlines==0.1.11",

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The collection on a real GPU: each STEP writes a log, and results, into EVIDENCE; a failed step does not stop the next.
 #   run.sh EVIDENCE STEP...      STEP: hw holders holder_scan p2p collectives site bench:MODE[:LEVELS[:SECONDS]]
-#                                peer[:LEVELS[:SECONDS]] failures broken proof keys bad_flag
+#                                peer[:LEVELS[:SECONDS]] failures broken proof keys bad_flag arms:ARM,ARM… forced
 # The machine was prepared by setup.sh. SERVELAB_PREFIX, SERVELAB_TP as in the inventory beside this file.
 set -uo pipefail
 evidence="$(mkdir -p "$1" && cd "$1" && pwd)"
@@ -25,6 +25,13 @@ holders() { "$stack/bin/python" "$here/holders/run.py" --role --json "$evidence/
 holder_scan() { "$stack/bin/python" bench/holders.py; }
 p2p() { play playbooks/validate.yml --tags p2p; cp "$SERVELAB_PREFIX/var/lib/servelab/p2p.json" "$evidence/"; }
 collectives() { play playbooks/collectives.yml -e "collectives_world_size=$(nvidia-smi --list-gpus | wc -l)" "$@"; }
+# The ways to all-reduce by name, as they come; `forced` first patches SGLang, for good.
+arms() { # ARM,ARM…
+    "$stack/bin/python" -m servelab collectives --out "$evidence/collectives-$1" --arms "$1" --samples 10 \
+        --gpus "$(nvidia-smi --query-gpu=index --format=csv,noheader | paste --serial --delimiters ,)" \
+        --model "$SERVELAB_PREFIX/models/target"
+}
+forced() { play "$here/patch.yml" && arms custom_ar_pcie; }
 site() { play site.yml; }
 bench() { # MODE [LEVELS] [SECONDS] [OPTION...]
     play bench.yml -e "mode=$1" -e campaign=gpu -e "{\"levels\": [${2:-1,2,5,10,30,70,100,250}]}" -e "bench_min_seconds=${3:-10}" -e bench_invalid_ok=true "${@:4}"
