@@ -91,6 +91,13 @@ def test_an_arm_is_ok_only_when_it_ended_and_every_sum_was_right() -> None:
     assert cut["rows"] == {"1024": {"eager": row(9)}}
     died = judge(events(), [1, -9], None, "Traceback\nRuntimeError: invalid device ordinal\n")
     assert died["reason"] == "Its processes ended with 1, -9: RuntimeError: invalid device ordinal"
+    # Of a real one (SGLang 0.5.15, two cards): torch has the last word, which says nothing.
+    torn = (
+        "[rank0]: AssertionError: world group is not initialized\n"
+        "[rank0]:[W1130 03:48:06 ProcessGroupNCCL.cpp:1575] Warning: WARNING: destroy_process_group() was not called\n"
+    )
+    found = judge(events(), [1, 1], None, torn)["reason"]
+    assert found == "Its processes ended with 1, 1: AssertionError: world group is not initialized"
 
 
 def test_wrong_sums_are_named_before_everything_else() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tarfile
@@ -33,6 +34,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found | {"broken": next((place / "broken").iterdir())}
 
 
+def ratios(one: Path, other: Path) -> list[float]:
+    """Tokens per second of the other by those of the one, level by level, as `servelab compare` prints them."""
+    said = servelab("compare", one, other).stdout
+    return [float(found[1]) for found in re.finditer(r"^\| \d+ \|[^|]+\|[^|]+\| ([\d.]+) \|", said, re.MULTILINE)]
+
+
 @pytest.mark.parametrize("mode", ["baseline", "ngram", "eagle3", "eagle3_adaptive"])
 def test_every_figure_can_be_made_again_from_its_rows(runs: dict[str, Path], mode: str) -> None:
     done = servelab("verify-bundle", runs[mode])
@@ -53,3 +60,37 @@ def test_a_wrong_model_is_no_measurement(runs: dict[str, Path]) -> None:
     done = servelab("compare", runs["baseline"], runs["broken"])
     assert done.returncode != 0
     assert "Wrong output" in done.stdout + done.stderr or "failed" in done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def again(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The second day's runs in their order: baseline, ngram, baseline, eagle3."""
+    place = tmp_path_factory.mktemp("again")
+    with tarfile.open(ROOT / "docs/evidence/h200-x1/again.tar.xz") as archive:
+        archive.extractall(place, filter="data")
+    return sorted((place / "again").iterdir())
+
+
+def test_the_second_days_figures_can_be_made_again(again: list[Path]) -> None:
+    for run in again:
+        done = servelab("verify-bundle", run)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_two_starts_of_one_mode_differ_as_the_page_says(again: list[Path]) -> None:
+    first, ngram, second, eagle3 = again
+    assert ratios(first, second) == [1.07, 0.92, 0.90, 0.80, 1.10, 1.06]
+    assert ratios(second, ngram) == [1.27, 1.41, 1.19, 0.71, 0.72, 0.97]
+    assert ratios(second, eagle3) == [0.81, 1.05, 1.05, 0.87, 0.95, 1.23]
+
+
+def test_a_pair_of_cards_figures_can_be_made_again(tmp_path: Path) -> None:
+    """custom_ar set nothing that the baseline did not: two starts of one mode, and ngram."""
+    with tarfile.open(ROOT / "docs/evidence/h200-x2/tp2.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    baseline, same, ngram = sorted((tmp_path / "tp2").iterdir())
+    for run in (baseline, same, ngram):
+        done = servelab("verify-bundle", run)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert ratios(baseline, same) == [0.89, 0.89, 0.82]
+    assert ratios(baseline, ngram) == [1.38, 1.10, 0.73]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import time
@@ -16,6 +17,8 @@ from servelab.collectives.arms import Arm, environment
 # When one rank has ended badly the others wait for it for ever; this long they may still say why.
 GRACE = 5.0
 _TAIL = 1500
+_RANK = re.compile(r"\[rank\d+\]:\s?")
+_ERROR = re.compile(r"[\w.]*(Error|Exception)\b: ")
 
 
 def run_arm(
@@ -61,6 +64,13 @@ def run_arm(
     }
 
 
+def _why(log_tail: str) -> str:
+    """What a rank died of: the last error, not what torch complains of when it is torn down; else the last line."""
+    lines = [_RANK.sub("", line) for line in log_tail.strip().splitlines()]
+    errors = [line for line in lines if _ERROR.match(line)]
+    return (errors or lines or ["It wrote nothing."])[-1]
+
+
 def judge(
     events: Sequence[Mapping[str, Any]], codes: Sequence[int], hung_after: float | None, log_tail: str
 ) -> dict[str, Any]:
@@ -83,8 +93,7 @@ def judge(
         where = f"in {begun['what']} at {begun['bytes']} bytes" if begun else "before the first size"
         status, reason = "hung", f"It did not end within {hung_after:g} s and was killed {where}."
     elif any(codes) or not by["end"]:
-        last = log_tail.strip().splitlines()[-1:] or ["It wrote nothing."]
-        status, reason = "failed", f"Its processes ended with {', '.join(map(str, codes))}: {last[0]}"
+        status, reason = "failed", f"Its processes ended with {', '.join(map(str, codes))}: {_why(log_tail)}"
     if wrong and status != "refused":
         first = wrong[0]
         sentence = (

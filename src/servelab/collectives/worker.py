@@ -81,6 +81,11 @@ class CustomAllreduce(Backend):
 
     def __init__(self, device: torch.device, cpu_group: Any) -> None:
         super().__init__(device, cpu_group)
+        # Its test of peer access is made by one rank of SGLang's own world, which a server sets up before.
+        state = __import__("sglang.srt.distributed.parallel_state", fromlist=["_"])
+        state.init_distributed_environment(
+            dist.get_world_size(), dist.get_rank(), local_rank=device.index, backend=dist.get_backend()
+        )
         with heard() as words:
             self.communicator = self.make()
         if self.communicator.disabled:
