@@ -5,7 +5,6 @@ import pytest
 from servelab.load import metrics
 from servelab.load.capture import Record
 from servelab.load.metrics import Tally, Window, reasons_invalid, spread, steady_window
-from servelab.load.session import clock_stepped
 from servelab.shared.sse import Reply
 
 S = 1_000_000_000
@@ -312,14 +311,6 @@ def test_estimated_tokens_are_said() -> None:
     tally.add(exchange(1, 5, [2, 3]), answer)
     found = metrics.notices({"concurrency": 1} | tally.summary(1, 1.0, True, 0.1), None)
     assert found[0].startswith("tokens of 1 requests are estimated")
-
-
-@pytest.mark.parametrize(
-    ("moved", "stepped"), [(0, False), (10_000_000, False), (20_000_000, True), (-20_000_000, True)]
-)
-def test_a_clock_that_was_set_and_one_that_was_only_slewed(moved: int, stepped: bool) -> None:
-    # 10 s: slewing at 500 ppm moves it by 5 ms
-    assert clock_stepped(7 * S, 7 * S + moved, 10 * S) is stepped
 
 
 @pytest.mark.parametrize(("stall_s", "voids"), [(2.3, True), (0.4, False)])

@@ -1,5 +1,6 @@
-"""The whole client against a server whose truth is known. Timing bounds are generous: this machine may be busy, and the
-server's own notes of when it sent what are the truth, not the schedule it meant to keep."""
+"""The whole client against a server whose truth is known. This machine may be busy, and the server shares even the
+interpreter with most of these clients: its notes of when it sent what are the truth, not the schedule that it meant to
+keep, and nothing is expected to be done within some time."""
 
 import json
 import os
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 import pytest
@@ -46,13 +48,32 @@ def summary(out: Path) -> dict[str, Any]:
 def complete(status: int, out: Path) -> bool:
     """Whether the run is valid but for what a busy machine does to a client that shares it (and here even the
     interpreter) with the server. That such a level is called invalid is tested with numbers, in test_load_metrics."""
-    busy = ("the client was the bottleneck", "not sustained")
+    busy = ("the client was the bottleneck", "not sustained", "the server stood still")
     reasons = [reason for level in summary(out)["levels"] for reason in level["invalid_reasons"]]
     return status == (3 if reasons else 0) and all(reason.startswith(busy) for reason in reasons)
 
 
 def rows(out: Path, level: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "levels" / f"level-{level:04d}.jsonl").read_text().splitlines()]
+
+
+def figures_are_of(level: dict[str, Any], found: list[dict[str, Any]], scale: float = 1.0) -> None:
+    """That the figures of a level are those of its rows, worked out as the definitions say: requests that were sent and
+    ended inside the window, tokens that arrived inside it. The server takes 30 ms for the first delta."""
+    start, end = level["window"]["start"], level["window"]["end"]
+    counted = [row for row in found if start <= row["t_send"] and row["t_end"] <= end and not row["error"]]
+    ttft = fmean(row["t_first"] - row["t_send"] for row in counted) * 1e3
+    assert ttft >= 30
+    assert level["ttft_ms"]["mean"] == pytest.approx(ttft * scale, rel=1e-3)
+    tpot = fmean((row["t_last"] - row["t_first"]) / 15 for row in counted) * 1e3
+    assert tpot > 0
+    assert level["tpot_ms"]["mean"] == pytest.approx(tpot * scale, rel=1e-3)
+    arrived = [(row["t_send"] + at, tokens) for row in found for at, tokens in row["chunks"]]
+    # The row's times are rounded, so that a delta at an end of the window may be in or out.
+    rate = sum(tokens for at, tokens in arrived if start < at <= end) / (end - start) / scale
+    assert level["output_tok_s"] == pytest.approx(rate, abs=8 / (end - start) / scale)
+    busy = sum(max(0, min(row["t_end"], end) - max(row["t_send"], start)) for row in found)
+    assert level["in_flight_mean"] == pytest.approx(busy / (end - start), rel=1e-3)
 
 
 @pytest.mark.parametrize("api", ["completions", "chat"])
@@ -69,9 +90,11 @@ def test_times_and_tokens_are_the_servers(
     truth = {served.prompt: served for served in server.served}
     sent = {(request.get("prompt") or request["messages"][0]["content"]) for request in server.requests}  # type: ignore[index]
     assert len(sent) == len(server.requests)  # no prompt twice
+    late = []
     checked = 0
     for level in levels:
-        for row in rows(out, level["concurrency"]):
+        found = rows(out, level["concurrency"])
+        for row in found:
             assert row["error"] is None
             assert [tokens for _, tokens in row["chunks"]] == TOKENS
             assert (row["prompt_tokens"], row["completion_tokens"], row["finish_reason"]) == (11, 16, "length")
@@ -80,19 +103,17 @@ def test_times_and_tokens_are_the_servers(
             assert row["t_send"] <= served.received / 1e9 + 1e-5
             if kernel_stamps_work():
                 for (arrived, _), stamp in zip(row["chunks"], served.sent, strict=True):
-                    # stamped by the kernel: not before it was sent; late only by what delays the server's own send()
-                    assert -1e-4 < row["t_send"] + arrived - stamp / 1e9 < 0.05
+                    # Stamped by the kernel: not before it was sent. How much later is up to what delays the server's
+                    # own send() and, where a busy client read two at once, to the second of them.
+                    late.append(row["t_send"] + arrived - stamp / 1e9)
+                    assert late[-1] > -1e-4
             checked += 1
         assert level["requests"]["failed"] == 0
-        assert level["requests"]["completed"] == len(rows(out, level["concurrency"]))
+        assert level["requests"]["completed"] == len(found)
         assert level["tokens_per_chunk"] == 3.0  # 15 tokens in the 5 deltas behind the first
-        ttft, tpot = level["ttft_ms"]["mean"], level["tpot_ms"]["mean"]
-        assert 30 <= ttft < 90
-        assert 50 / 15 * 0.98 <= tpot < 50 / 15 * 3
-        # a slot produces 16 tokens in TTFT + 50 ms and is then refilled at once
-        assert level["output_tok_s"] == pytest.approx(level["concurrency"] * 16 / (ttft + tpot * 15) * 1e3, rel=0.25)
-        assert level["in_flight_mean"] > 0.8 * level["concurrency"]
+        figures_are_of(level, found)
     assert checked == len(server.requests) - 1  # the warm-up is not in the results
+    assert not late or median(late) < 0.02
     progress = json.loads((out / "progress.json").read_text())
     assert progress["state"] == "done"
     assert progress["valid"] == all(level["valid"] for level in levels)
@@ -184,7 +205,7 @@ def test_a_server_that_dies_during_a_level(serve: Callable[[Script], KnownTruthS
     client = launch(server.url, out, "--levels", "2,4", "--min-seconds", "60")
     wait_for(lambda: len(server.served) > 4)
     server.close()
-    assert client.wait(timeout=30) == 3
+    assert client.wait(timeout=60) == 3
     levels = summary(out)["levels"]
     assert set(levels[0]["requests"]["errors"]) <= {"cut", "reset", "refused"}
     assert "refused" in levels[0]["requests"]["errors"]
@@ -200,7 +221,7 @@ def test_a_signal_ends_cleanly_with_what_there_is(
     client = launch(server.url, out, "--levels", "2,4", "--min-seconds", "60")
     wait_for(lambda: len(server.served) > 8)
     client.send_signal(number)
-    assert client.wait(timeout=10) == 3
+    assert client.wait(timeout=60) == 3
     found = summary(out)
     assert found["partial"]
     assert [level["concurrency"] for level in found["levels"]] == [2]
@@ -276,7 +297,7 @@ def test_accept_length_only_when_it_is_of_this_level(
     load(server.url, tmp_path / "flushed", "--levels", "2")
     level = summary(tmp_path / "flushed")["levels"][0]
     assert level["accept_length"] == 2.5
-    assert level["notices"] == ["the server runs at most 1 requests at a time: 1 of 2 queue"]
+    assert level["notices"][0] == "the server runs at most 1 requests at a time: 1 of 2 queue"
     server.script.flush_status = 404
     load(server.url, tmp_path / "absent")
     assert summary(tmp_path / "absent")["levels"][0]["accept_length"] is None
@@ -296,9 +317,8 @@ def test_simulated_results_say_so_and_are_in_reported_seconds(
     found = summary(tmp_path / "out")
     assert found["server"]["simulated"] == {"profile": "story", "time_scale": 5}
     level = found["levels"][0]
-    assert 150 <= level["ttft_ms"]["mean"] < 450  # 30 ms of wall time
-    row = rows(tmp_path / "out", 1)[0]
-    assert 0.03 <= row["t_first"] - row["t_send"] < 0.12  # raw rows stay in wall seconds
+    # raw rows stay in wall seconds
+    figures_are_of(level, rows(tmp_path / "out", 1), scale=5)
 
 
 def test_a_restarted_server_is_noticed(serve: Callable[[Script], KnownTruthServer], tmp_path: Path) -> None:
@@ -307,7 +327,7 @@ def test_a_restarted_server_is_noticed(serve: Callable[[Script], KnownTruthServe
     client = launch(server.url, out, "--min-seconds", "1")
     wait_for(lambda: len(server.served) > 2)
     server.script.info = {"random_seed": 2}
-    assert client.wait(timeout=30) == 3
+    assert client.wait(timeout=60) == 3
     assert "random_seed" in summary(out)["levels"][0]["invalid_reasons"][-1]
 
 
@@ -321,7 +341,7 @@ def test_without_kernel_stamps_the_result_says_so(
     found = summary(tmp_path / "out")
     assert found["client"]["clock"] == "CLOCK_MONOTONIC at each read"
     assert found["levels"][0]["self"]["lag_p99_ms"] is None
-    assert 30 <= found["levels"][0]["ttft_ms"]["mean"] < 90
+    figures_are_of(found["levels"][0], rows(tmp_path / "out", 2))
     for row in rows(tmp_path / "out", 2):
         assert before < row["t_send"] < row["t_first"] < row["t_last"] <= row["t_end"] < time.time()
 
@@ -395,7 +415,7 @@ def launch(url: str, out: Path, *more: str) -> subprocess.Popen[bytes]:
 
 
 def wait_for(true: Callable[[], bool]) -> None:
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while not true():
         assert time.monotonic() < until
         time.sleep(0.01)

@@ -201,14 +201,13 @@ def test_a_chunk_is_stamped_when_it_arrived_however_late_it_is_read(tmp_path: Pa
                 peer.accept()
             before = time.time_ns()
             peer.sock.sendall(CHUNKED)
-            after = time.time_ns()
             time.sleep(0.1)
+            late = time.time_ns()
             peer.turn()
         with Writer(tmp_path / "c", About(0, 0, None)) as writer:
             writer.add(peer.ended[-1])
         (record,) = read(tmp_path / "c")
-        assert before <= record.times[0] <= after + 5_000_000
-        assert record.reads[0] - record.times[0] > 90_000_000
+        assert before <= record.times[0] < late <= record.reads[0]
         assert (record.unstamped, record.ended) == (0, record.times[0])
     finally:
         peer.wire.close()

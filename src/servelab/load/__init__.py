@@ -3,6 +3,7 @@
 wire      the hot path: writes requests, reads bytes, stamps them
 loop      one level: launches what is due, hands on what ended
 arrivals  load shapes: closed loop, Poisson, constant, burst, ramp; when a window opens and closes
+clock     whether the system clock was set meanwhile
 capture   what the wire recorded of one request, on its way through a file
 http      strict HTTP/1.1 framing of recorded bytes, after the level
 forms     events that are like others, without taking each apart

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from servelab import __version__
-from servelab.load import arrivals, capture, cards, loop, metrics, rows
+from servelab.load import arrivals, capture, cards, clock, loop, metrics, rows
 from servelab.load.forms import Forms
 from servelab.load.progress import Progress, write_json
 from servelab.load.server import (
@@ -37,10 +37,6 @@ from servelab.shared.sse import Reply
 OK, INVALID, NOT_STARTED = 0, 3, 4
 SECOND = 1_000_000_000
 SLACK = 1024  # requests that an open loop may launch before it notices that too many wait
-
-# A clock may be slewed by 500 ppm; what goes beyond was a step, and intervals over it are wrong.
-CLOCK_SLEW = 600e-6
-CLOCK_JITTER_NS = 5_000_000
 
 
 class Stop:
@@ -240,8 +236,8 @@ class Session:
 
         gc.collect()
         gc.disable()  # a collection would stop the reading for as long as it takes
-        cpu, wall, offset = time.process_time_ns(), time.monotonic_ns(), _clock_offset()
-        epoch_offset = 0 if self.stamped else offset
+        cpu, wall, offset = time.process_time_ns(), time.monotonic_ns(), clock.offset()
+        epoch_offset = 0 if self.stamped else offset.ns
         expected = None if self.workload.entries else self.workload.expected(0)
         try:
             with capture.Writer(path, capture.About(name, epoch_offset, expected)) as writer:
@@ -251,7 +247,7 @@ class Session:
             wire.close()
         wall = time.monotonic_ns() - wall
         cpu_share = (time.process_time_ns() - cpu) / wall
-        stepped = clock_stepped(offset, _clock_offset(), wall)
+        stepped = clock.stepped(offset, clock.offset(), wall)
         if state.ended:
             self.request_seconds = state.seconds_of_ended / state.ended
         info = self._info()
@@ -375,11 +371,6 @@ class Session:
         return summary
 
 
-def clock_stepped(before: int, after: int, wall: int) -> bool:
-    """Whether the system clock was set meanwhile, from CLOCK_REALTIME - CLOCK_MONOTONIC before and after (all ns)."""
-    return abs(after - before) > CLOCK_JITTER_NS + CLOCK_SLEW * wall
-
-
 def _window(asked: Level, state: loop.State, intervals: list[tuple[int, int]]) -> metrics.Window | None:
     assert state.window_end is not None
     if asked.concurrency is not None:
@@ -402,11 +393,6 @@ def describe(level: dict[str, Any]) -> str:
         f"{level['requests']['completed']} requests"
     )
     return line if level["valid"] else f"{line}; NOT VALID: {'; '.join(level['invalid_reasons'])}"
-
-
-def _clock_offset() -> int:
-    """CLOCK_REALTIME - CLOCK_MONOTONIC in ns: it moves only when somebody sets or slews the clock."""
-    return min((time.time_ns() - time.monotonic_ns() for _ in itertools.repeat(None, 5)), key=abs)
 
 
 def _now() -> str:
