@@ -49,6 +49,7 @@ lab-down: venv ## remove the lab: containers, bridge, rules, state; and what sta
 	status=0; \
 	ansible-playbook playbooks/lab_down.yml || status=$$?; \
 	SERVELAB_LAB=$(TEST_LAB) ansible-playbook playbooks/lab_down.yml || status=$$?; \
+	SERVELAB_LAB=$(TEST_LAB)-2 ansible-playbook playbooks/lab_down.yml || status=$$?; \
 	SERVELAB_LAB=$(TEST_LAB)-lab ansible-playbook playbooks/lab_down.yml || status=$$?; \
 	exit $$status
 

@@ -1,30 +1,55 @@
 #!/usr/bin/env bash
 # Run molecule's scenarios one after the other on one lab: all of them, or those of one role.
-#   scripts/molecule.sh [ROLE]    KEEP=1 leaves the lab up for the next time
+#   scripts/molecule.sh [SCENARIO…]    none: all of `lanes`; KEEP=1 leaves the lab up for the next time
 # The lab is another one than the demo's; it is brought up once, and goes at the end, whatever happens.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export SERVELAB_LAB="${TEST_LAB:-test}"
 
-role="${1:-}"
-# What `make test` runs: what was seen to pass together, `site` first, as it makes what the others use. The other
-# scenarios run alone (ROLE=name): lab_node and cuda_toolkit for their time, the rest until they were seen to pass.
-scenarios=(site bench gpu_clean sglang_allreduce nvidia_userspace gpu_p2p pve_container pve_gpu_host gpu_clean_hard)
-if [ -n "$role" ]; then
-    if [ ! -e "molecule/$role/molecule.yml" ]; then
+# What `make test` runs: what was seen to pass together, on two labs side by side, as a scenario waits more than it
+# computes. The other scenarios run alone (ROLE=name): lab_node and cuda_toolkit for their time, the rest until they
+# were seen to pass.
+lanes=(
+    "site bench gpu_clean sglang_allreduce gpu_p2p"
+    "pve_container pve_gpu_host gpu_clean_hard nvidia_userspace collectives"
+)
+labs=("$SERVELAB_LAB" "$SERVELAB_LAB-2")
+scenarios=("$@")
+for scenario in "${scenarios[@]}"; do
+    if [ ! -e "molecule/$scenario/molecule.yml" ]; then
         known=(molecule/*/molecule.yml)
         known=("${known[@]%/molecule.yml}")
-        echo "There is no scenario $role; there are: ${known[*]#molecule/}." >&2
+        echo "There is no scenario $scenario; there are: ${known[*]#molecule/}." >&2
         exit 2
     fi
-    scenarios=("$role")
-fi
+done
 
 why=$(scripts/preflight.sh --why)
 if [ -n "$why" ]; then
+    [ "${#scenarios[@]}" -gt 0 ] || read -ra scenarios <<< "${lanes[*]}"
     echo "== skipped, because $why: ${scenarios[*]}"
     echo "== instead: the two commands over a local connection (tests/local)"
     exec pytest tests/local
+fi
+
+if [ "${#scenarios[@]}" -eq 0 ]; then
+    # Each lane is a job of its own, which a Ctrl-C reaches as if it ran in front, so that it removes its lab.
+    set -m
+    jobs=()
+    trap 'for job in "${jobs[@]}"; do kill -INT -- "-$job" 2> /dev/null || true; done' INT TERM
+    for lane in "${!lanes[@]}"; do
+        # shellcheck disable=SC2086 # names of scenarios, one word each
+        TEST_LAB="${labs[lane]}" "$0" ${lanes[lane]} < /dev/null > >(trap '' INT TERM; exec sed --unbuffered "s/^/[$((lane + 1))] /") 2>&1 &
+        jobs+=("$!")
+    done
+    status=0
+    for job in "${jobs[@]}"; do
+        wait "$job" || status=$?
+        # A signal ends the waiting, not the job.
+        while kill -0 "$job" 2> /dev/null; do wait "$job" || status=$?; done
+    done
+    echo "== both lanes are through after $SECONDS s"
+    exit "$status"
 fi
 
 finish() {
@@ -52,7 +77,7 @@ run() { # command scenario [options]
 }
 
 # The scenario lab_node makes its own.
-[ "$role" = lab_node ] || ansible-playbook playbooks/lab.yml
+[ "${scenarios[*]}" = lab_node ] || ansible-playbook playbooks/lab.yml
 echo "== the lab is up after $SECONDS s"
 failed=()
 for scenario in "${scenarios[@]}"; do

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -94,3 +95,19 @@ def test_a_pair_of_cards_figures_can_be_made_again(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
     assert ratios(baseline, same) == [0.89, 0.89, 0.82]
     assert ratios(baseline, ngram) == [1.38, 1.10, 0.73]
+
+
+@pytest.mark.parametrize(
+    ("arm", "microseconds"),
+    [
+        ("nccl", [10.8, 10.5, 11.8, 19.4, 49.5]),
+        ("nccl_ring_ll", [11.1, 10.8, 11.8, 19.4, 71.6]),
+        ("nccl_no_p2p", [15.0, 15.5, 20.3, 65.6, 311.3]),
+    ],
+)
+def test_the_quiet_collectives_are_what_the_page_says(arm: str, microseconds: list[float]) -> None:
+    said = json.loads((ROOT / "docs/evidence/h200-x2/collectives-quiet.json").read_text())
+    (found,) = (one for one in said["arms"] if one["name"] == arm)
+    assert found["status"] == "ok"
+    sizes = [1 << 10, 1 << 12, 1 << 16, 1 << 20, 1 << 23]
+    assert [round(found["rows"][str(size)]["graph"]["median_us"], 1) for size in sizes] == microseconds

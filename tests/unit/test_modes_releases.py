@@ -35,6 +35,7 @@ EAGLE3 = [
     *("--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "3"),
 ]
 LIMIT = ["--max-running-requests", "256", "--enable-metrics", "--enable-cache-report"]
+NCCL = ["--disable-custom-all-reduce"]
 # What the story's machine is: eight SM120 cards, everything installed, the patch in place.
 STORY = Machine(architectures=["SM120"], missing_tools=[], patches=["custom_allreduce"])
 
@@ -159,7 +160,10 @@ def test_a_mode_renders_or_is_refused(package: Callable[[str], Path], mode: str,
     assert answered(mode, release) == []
     result = resolve(flags(package(release)), render(mode)["args"])
     before, after = expected
-    assert (result.errors, result.argv) == ([], [*ALWAYS, *before, *LIMIT, *after])
+    assert (result.errors, result.argv) == (
+        [],
+        [*ALWAYS, *before, *LIMIT, *([] if "custom_ar" in mode else NCCL), *after],
+    )
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -174,6 +178,7 @@ def test_graphs_up_to_512_need_as_many_requests(package: Callable[[str], Path], 
         "512",
         "--enable-metrics",
         "--enable-cache-report",
+        *NCCL,
     ]
 
 
@@ -195,7 +200,7 @@ def test_b12x_is_refused_and_no_release_has_the_forks_flag(package: Callable[[st
 def test_the_fusion_renders_where_the_cards_can(package: Callable[[str], Path], release: str, words: list[str]) -> None:
     assert answered("flashinfer_fusion", release, Machine(architectures=["SM103"])) == []
     result = resolve(flags(package(release)), render("flashinfer_fusion")["args"])
-    assert (result.errors, result.argv) == ([], [*ALWAYS, *graphs(release), *LIMIT, *words])
+    assert (result.errors, result.argv) == ([], [*ALWAYS, *graphs(release), *LIMIT, *NCCL, *words])
 
 
 def test_the_catalogue_is_the_one_that_is_tested_here() -> None:

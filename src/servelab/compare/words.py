@@ -93,7 +93,10 @@ def qualifications(comparison: Comparison) -> list[str]:
 def _repetitions(comparison: Comparison) -> str:
     n = len(comparison.pairs)
     if n < 2:
-        return "One run per mode: the noise between two starts is unknown, so no interval is given."
+        return (
+            "One run per mode: the noise between two starts is unknown, so no interval is given. Two starts of one "
+            "mode on an H200 were up to 20 % apart; repeat before you believe in less (a campaign does)."
+        )
     return (
         f"{n} repetitions, each one fresh start of both modes. Brackets are 95 % t intervals of the paired ratio; "
         f"“faster” holds for all levels of this report together (Holm) and beyond {MARGIN:.0%}."
