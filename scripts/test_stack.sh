@@ -2,6 +2,7 @@
 # The full stack, end to end, in a lab of its own: installed from its lock, proved, patched, its units read by SGLang's own parser, and
 # the real SGLang serving on the CPU through the same unit, readiness and bench.yml. Only the GPUs are played.
 #   scripts/test_stack.sh    KEEP=1 leaves the lab up; needs 4 GB of downloads the first time and 20 GB free in /var
+#                            OFFLINE=1 also fills a wheelhouse and installs everything from it with the guest cut off (25 GB more)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export SERVELAB_LAB="${STACK_LAB:-stack}"
@@ -27,8 +28,8 @@ step() { # what command…
 }
 
 unchanged() {
-    # tee appends, or a log that stderr goes to would lose what it has; and not grep -q, which ends early and lets tee die.
-    ansible-playbook tests/stack/unchanged.yml "${vars[@]}" | tee -a /dev/stderr | grep 'lab-gpu1 .* changed=0 .* failed=0 ' >/dev/null
+    # Not tee /dev/stderr, which begins a log anew that stderr goes to; and not grep -q, which ends early and lets tee die.
+    ansible-playbook tests/stack/cut_off.yml "${vars[@]}" | tee >(cat >&2) | grep 'lab-gpu1 .* changed=0 .* failed=0 ' >/dev/null
 }
 
 step "lab and guest" ansible-playbook playbooks/lab.yml playbooks/provision.yml
@@ -39,5 +40,10 @@ step "SGLang's own parser reads the units' flags" ansible-playbook tests/stack/p
 step "the answer is the only right one" ansible-playbook tests/stack/answer.yml "${vars[@]}"
 step "bench.yml" ansible-playbook bench.yml "${vars[@]}" -e mode=cpu -e campaign=stack -e levels=1,2
 step "once more, without a network: nothing changes" unchanged
+if [ -n "${OFFLINE:-}" ]; then
+    # The guest sees this directory as /var/cache/servelab-lab/full.
+    step "wheelhouse" ansible-playbook playbooks/wheelhouse.yml -e wheelhouse=/var/cache/servelab-lab/shared/full
+    step "everything from the wheelhouse, without a network" ansible-playbook tests/stack/cut_off.yml "${vars[@]}" -e @tests/stack/offline.yml
+fi
 ansible-playbook tests/stack/sizes.yml "${vars[@]}"
 printf '%s\n' "${times[@]}"
