@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
+from ansible import constants
 from ansible.errors import AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.servelab.sglang.plugins.module_utils.watching import LookFailed, Stalled, watch
+from ansible_collections.servelab.sglang.plugins.module_utils.watching import LookFailed, Party, Stalled, watch
 
 display = Display()
 
@@ -28,11 +30,24 @@ class ActionModule(ActionBase):
                 "args": {"type": "dict", "default": {}},
                 "interval": {"type": "float", "default": 2.0},
                 "stall_timeout": {"type": "float", "default": 900.0},
+                "party": {
+                    "type": "dict",
+                    "options": {
+                        "key": {"type": "str", "required": True},
+                        "name": {"type": "str", "required": True},
+                        "first": {"type": "bool", "required": True},
+                    },
+                },
             }
         )
         if self._task.check_mode:
             return result | {"skipped": True, "msg": "Check mode started nothing, so there is nothing to watch."}
         host = (task_vars or {}).get("inventory_hostname", "")
+        party = None
+        if asked["party"]:
+            # Ansible's own directory of this run on the controller: the workers of all hosts share it.
+            place = Path(str(constants.DEFAULT_LOCAL_TMP)) / "servelab" / asked["party"]["key"]
+            party = Party(place, asked["party"]["name"], asked["party"]["first"])
 
         def look() -> dict[str, Any]:
             try:
@@ -56,6 +71,7 @@ class ActionModule(ActionBase):
                 time.sleep,
                 asked["interval"],
                 asked["stall_timeout"],
+                party,
             )
         except Stalled as stalled:
             seen = dict(stalled.last or {})
@@ -65,6 +81,8 @@ class ActionModule(ActionBase):
                 cause += f" (the machine could not be asked: {stalled.trouble})"
             # A probe may know what it means to stand still at this step.
             remedy = seen.get("if_stalled") or "Read the log for what hangs; if it only is slow, raise stall_timeout."
+            if party is not None:
+                party.tell({"state": "failed", "cause": cause, "remedy": remedy})
             return (
                 result
                 | seen

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 from ansible.errors import AnsibleFilterError
-from ansible_collections.servelab.sglang.plugins.module_utils import modes, modes_adaptive, modes_show, server_status
+from ansible_collections.servelab.sglang.plugins.module_utils import (
+    modes,
+    modes_adaptive,
+    modes_nodes,
+    modes_show,
+    server_status,
+)
 from ansible_collections.servelab.sglang.plugins.module_utils.modes_unit import unit_command, unit_env, unit_word
 
 
@@ -46,6 +53,50 @@ def mode_errors(
         except modes.ModeError as error:
             errors += error.errors
     return list(dict.fromkeys(errors))
+
+
+def mode_nodes(catalogue: dict[str, Any], name: str) -> int:
+    """Over how many guests a mode serves; 1 for what is no mode or is wrong, which `mode_errors` tells."""
+    try:
+        return modes_nodes.nodes_of(modes.merge(catalogue, name))
+    except (modes.ModeError, AttributeError, TypeError, ValueError):
+        return 1
+
+
+def modes_over_several(names: list[str], catalogue: dict[str, Any]) -> list[str]:
+    """Those of the modes that serve over more than one guest."""
+    return [name for name in names if mode_nodes(catalogue, name) > 1]
+
+
+def modes_here(names: list[str], catalogue: dict[str, Any], settings: dict[str, Any]) -> list[str]:
+    """Those of the modes in which this guest takes part."""
+    return [name for name in names if modes_nodes.takes_part(mode_nodes(catalogue, name), settings)]
+
+
+def _read(hostvars: Mapping[str, Any], names: list[str]) -> dict[str, dict[str, Any]]:
+    """Of these hosts, as far as there are such, only what is asked about: other templates may cost something."""
+    read = ("ansible_connection", "ansible_host", "sglang_server_dist_address")
+    return {
+        name: {key: hostvars[name][key] for key in read if key in hostvars[name]} for name in names if name in hostvars
+    }
+
+
+def node_settings(
+    names: list[str], hostvars: Mapping[str, Any], here: str, port: int, interface: str
+) -> dict[str, Any]:
+    """What the guest `here` is told about the ranks of a mode over several guests."""
+    return modes_nodes.settings(names, _read(hostvars, names), here, port, interface)
+
+
+def node_errors(mode: dict[str, Any], names: list[str], hostvars: Mapping[str, Any], own: dict[str, Any]) -> list[str]:
+    """What is wrong with serving a rendered mode over these guests, a sentence each."""
+    return modes_nodes.errors(mode, names, _read(hostvars, names), own)
+
+
+def node_interface(facts: dict[str, Any], name: str, hostvars: Mapping[str, Any]) -> str | None:
+    """The interface by which the other ranks reach the guest `name`: "" where nothing is known, None where none has its
+    address."""
+    return modes_nodes.interface_of(modes_nodes.address_of(name, _read(hostvars, [name])[name]), facts)
 
 
 def status_lines(servers: list[dict[str, Any]], patch: dict[str, Any], gpus: list[dict[str, Any]]) -> list[str]:
@@ -117,7 +168,14 @@ class FilterModule:
             "render_mode": render_mode,
             "status_lines": status_lines,
             "adaptive_errors": adaptive_errors,
+            "mode_nodes": mode_nodes,
             "mode_table": mode_table,
+            "modes_here": modes_here,
+            "modes_over_several": modes_over_several,
+            "node_errors": node_errors,
+            "node_interface": node_interface,
+            "node_play_errors": modes_nodes.play_errors,
+            "node_settings": node_settings,
             "mode_merged": mode_merged,
             "mode_difference": mode_difference,
             "unit_command": unit_command,

@@ -98,8 +98,34 @@ CATALOGUE: tuple[Entry, ...] = (
         "port in use",
         r"(?P<what>Port is already in use\. .*|EADDRINUSE.*)",
         "a port for the ranks' own talk belongs to another process: {what}",
-        "Stop what is left of an earlier server (playbooks/clean.yml), or set dist_init_addr and nccl_port.",
-        (Cited("Port is already in use."),),
+        "Stop what is left of an earlier server (playbooks/clean.yml), or set nccl_port (several guests meet "
+        "at sglang_server_dist_port).",
+        (Cited("Port is already in use."), Cited("EADDRINUSE", "log")),
+    ),
+    Entry(
+        "missing ranks",
+        r"DistStoreError: Timed out after (?P<seconds>\d+) seconds waiting for clients\. (?P<what>\d+/\d+) clients",
+        "only {what} ranks came within {seconds} s to where they meet: the server of another guest did not start, or "
+        "cannot reach this one",
+        "Read the other ranks' logs; sglang_server_dist_address of the first guest and sglang_server_dist_port must be "
+        "reachable from the others.",
+        (Cited("seconds waiting for clients.", "log"),),
+    ),
+    Entry(
+        "head not reached",
+        r"DistNetworkError: The client socket has timed out after \d+ms while trying to connect to \((?P<what>[^)]+)\)",
+        "the guest where the ranks meet was not reached at ({what})",
+        "Read the first guest's log; sglang_server_dist_address of it and sglang_server_dist_port must be reachable "
+        "from here.",
+        (Cited("The client socket has timed out after", "log"),),
+    ),
+    Entry(
+        "wrong interface",
+        r"(?P<what>Gloo connectFullMesh failed.*|Unable to find address for: \S+)",
+        "the ranks of several guests cannot connect to each other: {what}",
+        "Set sglang_server_dist_interface to the network interface by which the guests reach each other "
+        "(NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME follow it).",
+        (Cited("Unable to find address for: ", "log"),),
     ),
     Entry(
         "GPU lost",

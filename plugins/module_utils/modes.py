@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from . import modes_nodes
 from .modes_evidence import check_probe
 from .modes_needs import check_patches, check_requires
 from .redact import is_secret_name
@@ -23,6 +24,7 @@ _PLACEHOLDER = re.compile(r"\$\{([a-z_]+)(\?|:-[^}]*)?\}")
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "description": str,
     "extends": (str, list, type(None)),
+    "nodes": (int, type(None)),
     "args": dict,
     "env": dict,
     "patches": list,
@@ -70,10 +72,14 @@ def check(name: str, mode: Any) -> list[str]:
         f"{where} has an unknown key {key!r}; it may have {', '.join(_TYPES)}." for key in mode if key not in _TYPES
     ]
     for key, types in _TYPES.items():
-        if key in mode and not isinstance(mode[key], types):
+        if key in mode and (not isinstance(mode[key], types) or isinstance(mode[key], bool)):
             errors.append(f"{where}: {key} is {mode[key]!r}, but must be a {_type_name(types)}.")
     if not str(mode.get("description") or "").strip():
         errors.append(f"{where} has no description; say in one line what it does.")
+    if isinstance(mode.get("nodes"), int) and not isinstance(mode["nodes"], bool) and mode["nodes"] < 1:
+        errors.append(
+            f"{where}: nodes is {mode['nodes']}, but is a number of guests; write 2 or more, or leave it out."
+        )
     args, env = mode.get("args"), mode.get("env")
     if isinstance(args, Mapping):
         errors += _check_args(where, args)
@@ -88,7 +94,7 @@ def check(name: str, mode: Any) -> list[str]:
 
 
 def _type_name(types: Any) -> str:
-    names = {dict: "mapping", list: "list", str: "text"}
+    names = {dict: "mapping", list: "list", str: "text", int: "whole number"}
     wanted = types if isinstance(types, tuple) else (types,)
     return " or ".join(names[kind] for kind in wanted if kind in names)
 
@@ -98,6 +104,8 @@ def _check_args(where: str, args: Mapping[Any, Any]) -> list[str]:
     for name, value in args.items():
         if not isinstance(name, str) or not _ARG.match(name):
             errors.append(f"{where}: {name!r} is not a flag's name; write it with underscores, as in tp_size: 8.")
+        elif name in modes_nodes.FLAGS:
+            errors.append(f"{where}: {name} is put in for each guest; say nodes: 2 in the mode instead.")
         elif is_secret_name(name):
             errors.append(f"{where}: {name} is a secret, and a command line can be read by everybody; remove it.")
         elif isinstance(value, list) and any(isinstance(item, (dict, list)) for item in value):
@@ -186,10 +194,16 @@ def merge(catalogue: Catalogue, name: str) -> dict[str, Any]:
     for part in (catalogue[ancestor] for ancestor in chain):
         for key in _MERGED:
             merged[key] = overlay(merged[key], part.get(key, {}), deep=key in _DEEP)
+        if "nodes" in part:
+            merged["nodes"] = part["nodes"] or 1
         if part.get("patches") == []:
             merged["patches"] = []
         merged["patches"] += [patch for patch in part.get("patches", []) if patch not in merged["patches"]]
         merged["treatment"] += [name for name in part.get("treatment", []) if name not in merged["treatment"]]
+    if modes_nodes.nodes_of(merged) > 1:
+        merged["treatment"] += [name for name in modes_nodes.TREATMENT if name not in merged["treatment"]]
+    else:
+        merged.pop("nodes", None)
     return merged
 
 
@@ -230,6 +244,14 @@ def render(
             if value is not None:
                 filled[item] = str(value) if key == "env" else value
         mode[key] = filled
+    if modes_nodes.nodes_of(mode) > 1:
+        try:
+            told_args, told_env = modes_nodes.flags(mode, settings)
+        except ValueError as error:
+            raise ModeError([*errors, str(error)]) from error
+        mode["args"] |= told_args
+        # A mode or a machine that names an interface knows better.
+        mode["env"] = told_env | mode["env"]
     if errors:
         raise ModeError(errors)
     return mode

@@ -138,6 +138,8 @@ def words(mode: Mapping[str, Any]) -> str:
         parts.append(any_of(requires["architectures"]))
     if requires.get("world_sizes"):
         parts.append(f"{any_of(requires['world_sizes'])} ranks")
+    if mode.get("nodes"):
+        parts.append(f"{mode['nodes']} guests")
     if requires.get("toolchain"):
         parts.append(all_of(requires["toolchain"]))
     parts += [f"patch {patch}" for patch in mode.get("patches") or []]

@@ -5,10 +5,10 @@ Nothing here touches a machine. `server_probe` looks, fills in a `Look`, and `ju
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .readiness_diagnosis import Exit, death_line, diagnose, notices, stalled
+from .readiness_diagnosis import LOST_PEER, Exit, death_line, diagnose, notices, stalled
 from .readiness_log import start_progress, warnings
 from .redact import redact
 
@@ -48,6 +48,10 @@ class Look:
     long: Answer | None = None
     long_tokens: int = 0
     """The least number of prompt tokens that the long completion must report."""
+    watched: bool = False
+    """Whether this look is at a start that is known to have been made."""
+    rank: int = 0
+    """Of the guest in a server over several: all but the first answer nothing, and live as long as it does."""
 
 
 @dataclass
@@ -66,6 +70,8 @@ class Verdict:
     facts: dict[str, float] = field(default_factory=dict)
     if_stalled: str | None = None
     """What to do if nothing more comes, for a start that is at work."""
+    peer_lost: bool = False
+    """Whether the failure is only the consequence of another rank's."""
 
 
 def judge(look: Look) -> Verdict:
@@ -81,18 +87,25 @@ def judge(look: Look) -> Verdict:
             "working", phase, sentence, f"{marker}|{mark}", warnings=said_besides, facts=start.facts, if_stalled=what_if
         )
 
-    def failed(phase: str, cause: str, remedy: str, evidence: str = "", tail: list[str] | None = None) -> Verdict:
+    def failed(
+        phase: str, cause: str, remedy: str, evidence: str = "", tail: list[str] | None = None, lost: bool = False
+    ) -> Verdict:
         return Verdict(
             "failed", phase, said, marker, redact(cause), redact(remedy), redact(evidence), tail or [],
-            said_besides, start.facts,
+            said_besides, start.facts, peer_lost=lost,
         )  # fmt: skip
 
     dying = death_line(look.log)
     if look.active in ("failed", "inactive", "deactivating") or dying:
-        found = diagnose(look.log, look.end, look.kernel)
-        if look.active == "inactive" and not look.log and look.end.code is None:
-            return failed("unit", "the unit is not running and nobody started it", "Start it first.")
-        return failed(start.phase, found.cause, found.remedy, found.evidence or dying or "", found.tail)
+        end = look.end
+        if look.active == "inactive" and end.code is None:
+            if not look.watched and not look.log:
+                return failed("unit", "the unit is not running and nobody started it", "Start it first.")
+            # A supervisor forgets a unit that ended well; "failed" is what it would call any other end.
+            end = replace(end, code="exited", status=0)
+        found = diagnose(look.log, end, look.kernel)
+        lost = found.name == LOST_PEER
+        return failed(start.phase, found.cause, found.remedy, found.evidence or dying or "", found.tail, lost)
     if look.restarts > 0:
         found = diagnose(look.log, look.end, look.kernel)
         return failed(
@@ -109,6 +122,8 @@ def judge(look: Look) -> Verdict:
             f"port {look.port} is held by another process ({look.owner}), so whatever answers there is not this server",
             "Stop that process or choose another sglang_server_port.",
         )
+    if look.rank:
+        return working("the first guest", f"rank {look.rank} is up; waiting for the first guest to answer", "up")
     if look.health is None or look.health.status != 200:
         # Health generates a token and says 503 while starting and during long prefills: slow is not dead.
         what = "no answer yet" if look.health is None else _said(look.health)

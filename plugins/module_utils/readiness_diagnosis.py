@@ -59,10 +59,19 @@ _CHILD_LOST = re.compile(
 )
 _CHILD_SIGNAL = re.compile(r"(?:crashed with exit code |\(exit code: |terminated with )-(?P<signal>\d+)")
 _ERROR = re.compile(r"[\w.]*(?:Error|Exception|OutOfResources)\b|.*watchdog timeout \((?!.*soft=True)")
-_PEER_LOST = re.compile(r"gloo.*Connection (?:closed|reset) by peer|.*died during initialization")
-_ASKED = re.compile(r"SIGTERM received\.")
+_PEER_LOST = re.compile(
+    r"gloo.*Connection (?:closed|reset) by peer|gloo.*Connection timed out|.*died during initialization"
+    r"|.*Did the remote server shutdown or crash\?"
+)
+# The peer's address, in the same lines.
+_PEER = re.compile(r"gloo.*(?:Connection closed by peer|Read error|Write error) \[(?P<address>[^\]]+)\]")
+# The second is of a guest other than the first, which leaves the rest to that one.
+_ASKED = re.compile(r"SIGTERM received(?:\.| on node_rank \d+;)")
 _READY = "The server is fired up and ready to roll"
 _ACCESS = re.compile(r'INFO: +\S+:\d+ - "[A-Z]+ \S+ HTTP/')
+_NODES = r"\bnnodes['\"]?[=:] ?(\d+)"
+# Only of the launcher's own children, with how they ended.
+_OWN_CHILD = re.compile(r"crashed with exit code -|terminated with -")
 # What Python's resource tracker finds after a process that could not clean up.
 _LEAKED = re.compile(r"resource_tracker: There appear to be \d+ leaked")
 
@@ -98,6 +107,7 @@ def diagnose(text: str, end: Exit | None = None, kernel: str = "") -> Diagnosis:
             return found
     whole = [record.text for record in records(text)]
     lines = [line[:SEARCHED_CHARACTERS] for line in whole]
+    nodes = _last(whole, _NODES)
     if _asked_to_stop(lines):
         evidence = next(line for line in lines if _ASKED.search(line))
         return Diagnosis(
@@ -114,7 +124,7 @@ def diagnose(text: str, end: Exit | None = None, kernel: str = "") -> Diagnosis:
             continue
         if found := _match(entry, lines if entry.name == "port in use" else lines[ready:], advice):
             return found
-    return _without_an_entry(text, lines, end)
+    return _without_an_entry(text, lines, end, nodes or 1)
 
 
 def _match(entry: Entry, lines: list[str], advice: dict[str, str]) -> Diagnosis | None:
@@ -189,7 +199,7 @@ def _refused_before_the_start(end: Exit, text: str) -> Diagnosis:
     )
 
 
-def _without_an_entry(text: str, lines: list[str], end: Exit) -> Diagnosis:
+def _without_an_entry(text: str, lines: list[str], end: Exit, nodes: float) -> Diagnosis:
     """Ends that no line explains: killed from outside, killed by the kernel, or unknown."""
     tail = [_short(line) for line in lines[-TAIL_LINES:]]
     if end.result == "oom-kill":
@@ -201,6 +211,8 @@ def _without_an_entry(text: str, lines: list[str], end: Exit) -> Diagnosis:
         )
     dead = death_line(text)
     orphan = next((line for line in lines if _CHILD_LOST.search(line)), None)
+    if nodes > 1 and (lost := _lost_peer(lines)):
+        return lost
     own = [line for line in lines if _ERROR.match(line) and not _PEER_LOST.search(line)]
     crashed = next((match for line in lines if (match := _CHILD_SIGNAL.search(line))), None)
     if crashed and int(crashed["signal"]) not in (9, 15) and not own:
@@ -237,6 +249,14 @@ def _without_an_entry(text: str, lines: list[str], end: Exit) -> Diagnosis:
             _last_line(text),
             failed=False,
         )
+    if end.code == "exited" and end.status == 0 and not own:
+        return Diagnosis(
+            "ended by itself",
+            "the server ended by itself with exit status 0, and nobody asked it to",
+            "Read the last lines of its log; a program in sglang_server_command that waits for no server does this.",
+            _last_line(text),
+            tail,
+        )
     if end == Exit() and not dead and not own:
         phase = start_progress(text).phase
         return stalled(text, f"nothing in this log says that the server ended; the last step it shows is: {phase}")
@@ -246,6 +266,25 @@ def _without_an_entry(text: str, lines: list[str], end: Exit) -> Diagnosis:
         f"Read the last {len(tail)} lines of its log.",
         _last_line(text),
         tail,
+    )
+
+
+LOST_PEER = "lost peer"
+
+
+def _lost_peer(lines: list[str]) -> Diagnosis | None:
+    """A rank on another guest went, and no process of this one did: what it wrote there is the cause."""
+    if any(_OWN_CHILD.search(line) for line in lines):
+        return None
+    line = next((line for line in lines if _PEER_LOST.search(line)), None)
+    if line is None:
+        return None
+    address = _PEER.search(line)
+    return Diagnosis(
+        LOST_PEER,
+        f"a rank on another guest is gone{f' ({address[1]})' if address else ''}, and no other goes on without it",
+        "Read that rank's own log: here only the consequence stands.",
+        _short(line),
     )
 
 
@@ -263,6 +302,16 @@ def stalled(text: str, cause: str) -> Diagnosis:
     """What it means when a start that has written `text` writes nothing more; `cause` is the sentence about that."""
     phase = start_progress(text).phase
     last = _last_line(text)
+    nodes = _last([record.text for record in records(text)], _NODES)
+    if phase == "joining ranks" and (nodes or 1) > 1 and "sglang is using nccl" not in text:
+        return Diagnosis(
+            "missing ranks",
+            f"{cause}; the ranks of {int(nodes or 1)} guests wait for each other",
+            "See that every one of them started and reaches sglang_server_dist_address of the first on "
+            "sglang_server_dist_port.",
+            last,
+            failed=False,
+        )
     if phase == "joining ranks" or "sglang is using nccl" in last:
         return Diagnosis(
             "NCCL hang",

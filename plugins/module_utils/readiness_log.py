@@ -126,7 +126,11 @@ PHASES: tuple[tuple[str, re.Pattern[str]], ...] = (
         "warming up",
         re.compile(r"max_total_num_tokens=|Capture .*(?:cuda|CUDA) ?graph end|Application startup complete"),
     ),
-    ("listening", re.compile(r"Uvicorn running on|The server is fired up and ready to roll")),
+    (
+        "listening",
+        # The last is all that is heard of a server's guests other than the first.
+        re.compile(r"Uvicorn running on|The server is fired up and ready to roll|Dummy health check server started"),
+    ),
 )
 
 

@@ -65,9 +65,15 @@ def lines(servers: Sequence[Mapping[str, Any]], patched: bool | None, gpus: Sequ
     for server in servers:
         unit, found = server["unit"], server["figures"]
         owner = _OWNERS.get(str(server.get("owner")), "by hand or at boot")
+        rank, nodes = server.get("rank"), server.get("nodes")
+        place = f"rank {rank} of {nodes}, " if nodes else ""
         said.append(
-            f"{server['mode']} runs since {age(server['seconds'])} ({unit}, started {owner}; {server['health']})"
+            f"{server['mode']} runs since {age(server['seconds'])} ({unit}, {place}started {owner}; {server['health']})"
         )
+        if rank:
+            # All that it answers is that it lives.
+            said.append(f"  the guest that answers is at {server.get('head')}")
+            continue
         release = found["release"] or server.get("release") or "?"
         state = {True: "all-reduce patch in place", False: "unpatched", None: "patch state unknown"}[patched]
         said.append(f"  stack: SGLang {release}, {state}; model {found['model'] or '?'}")

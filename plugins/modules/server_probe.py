@@ -33,6 +33,22 @@ options:
   model:
     description: Name of the model that must be served. Without it any model is accepted.
     type: str
+  invocation_id:
+    description: >-
+      The supervisor's id of the start that is watched, as P(servelab.sglang.unit#module) returned it. A supervisor
+      forgets a unit that ended well, and its log is found by this.
+    type: str
+    default: ""
+  started:
+    description: Whether the unit is known to have been started, so that one that does not run has ended by itself.
+    type: bool
+    default: false
+  rank:
+    description: >-
+      Rank of this guest in a server over several. All but 0 are never V(done) - they are up until they failed, and the
+      guest with rank 0 answers for all.
+    type: int
+    default: 0
   health_timeout:
     description: Seconds for C(/health), which generates a token and takes a second and more. At least 5.
     type: int
@@ -94,6 +110,10 @@ evidence:
   description: The log line that shows the cause, secrets redacted.
   returned: always
   type: str
+peer_lost:
+  description: Whether the failure is only the consequence of another rank's.
+  returned: always
+  type: bool
 tail:
   description: The last lines of the log where the cause is unknown.
   returned: always
@@ -199,9 +219,15 @@ def take_a_look(module: AnsibleModule) -> tuple[Look, str]:
     asked = module.params
     keeper = supervisor(asked["supervisor"], asked["prefix"])
     unit = show(module, keeper, asked["unit"])
-    invocation = unit.get("InvocationID", "")
+    invocation = asked["invocation_id"] or unit.get("InvocationID", "")
     url = f"http://{asked['host']}:{asked['port']}"
-    look = Look(port=asked["port"], expected_model=asked["model"], short_tokens=asked["completion_tokens"])
+    look = Look(
+        port=asked["port"],
+        expected_model=asked["model"],
+        short_tokens=asked["completion_tokens"],
+        watched=asked["started"] or bool(asked["invocation_id"]),
+        rank=asked["rank"],
+    )
 
     def ground() -> None:
         now = show(module, keeper, asked["unit"])
@@ -230,7 +256,7 @@ def take_a_look(module: AnsibleModule) -> tuple[Look, str]:
         look.owner = port_owner(asked["port"], keeper.pids(asked["unit"])) if look.active == "active" else None
 
     ground()
-    if look.owner == "ours":
+    if look.owner == "ours" and not look.rank:
         look.health = ask(f"{url}/health", max(5, asked["health_timeout"]))
         if look.health.status == 200:
             listed = ask(f"{url}/v1/models", asked["health_timeout"]).body
@@ -256,6 +282,9 @@ def main() -> None:
             "host": {"type": "str", "default": "127.0.0.1"},
             "port": {"type": "int", "required": True},
             "model": {"type": "str"},
+            "invocation_id": {"type": "str", "default": ""},
+            "started": {"type": "bool", "default": False},
+            "rank": {"type": "int", "default": 0},
             "health_timeout": {"type": "int", "default": 10},
             "request_timeout": {"type": "int", "default": 120},
             "completion_tokens": {"type": "int", "default": 8},
@@ -276,6 +305,7 @@ def main() -> None:
         cause=verdict.cause,
         remedy=verdict.remedy,
         evidence=verdict.evidence,
+        peer_lost=verdict.peer_lost,
         tail=verdict.tail,
         warnings_found=verdict.warnings,
         if_stalled=verdict.if_stalled,

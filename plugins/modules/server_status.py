@@ -46,7 +46,8 @@ RETURN = r"""
 servers:
   description: >-
     One per running unit: RV(ignore:mode), RV(ignore:unit), RV(ignore:owner), RV(ignore:seconds), RV(ignore:health) and
-    RV(ignore:figures); a figure that nobody says is null.
+    RV(ignore:figures); a figure that nobody says is null. Of a server over several guests RV(ignore:nodes),
+    RV(ignore:rank) and RV(ignore:head), where they meet.
   returned: always
   type: list
   elements: dict
@@ -96,6 +97,7 @@ def main() -> None:
             continue
         begun = int(shown.get("ExecMainStartTimestampMonotonic") or 0) / 1e6
         health = ask(f"{url}/health", max(5, asked["timeout"]))
+        mode = json.loads(path.read_text())
         note = Path(f"{prefix}/run/servelab/{path.stem}.owner")
         servers.append(
             {
@@ -104,7 +106,11 @@ def main() -> None:
                 "owner": note.read_text().strip() if note.is_file() else None,
                 "seconds": time.clock_gettime(time.CLOCK_MONOTONIC) - begun if begun else 0.0,
                 "health": "healthy" if health.status == 200 else f"health: {health.problem or f'HTTP {health.status}'}",
-                "release": json.loads(path.read_text()).get("release"),
+                "release": mode.get("release"),
+                # Of a server over several guests.
+                "nodes": mode.get("nodes"),
+                "rank": mode.get("args", {}).get("node_rank"),
+                "head": mode.get("args", {}).get("dist_init_addr"),
                 "figures": figures(
                     document(url, asked["timeout"], "server_info", "get_server_info"),
                     document(url, asked["timeout"], "v1/loads"),

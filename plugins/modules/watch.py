@@ -31,6 +31,24 @@ options:
     description: Seconds without a new marker after which watching fails.
     type: float
     default: 900.0
+  party:
+    description:
+      - Watches that belong together, one for each guest of a server over several, at the same time (as many forks). The
+        first guest's ends the others with V(done); whoever fails ends the others with its own cause.
+    type: dict
+    suboptions:
+      key:
+        description: The same text for all that belong together, and for none else in this run of Ansible.
+        type: str
+        required: true
+      name:
+        description: What the others call this one.
+        type: str
+        required: true
+      first:
+        description: Whether this is the guest that answers.
+        type: bool
+        required: true
 attributes:
   check_mode:
     support: full
@@ -54,6 +72,10 @@ RETURN = r"""
 state:
   description: The last state, V(done) or V(failed). All else that the probe returned stands beside it.
   returned: always, except in check mode
+  type: str
+by:
+  description: Who of the party failed, where it was another.
+  returned: on another's failure
   type: str
 stalled:
   description: Whether watching ended because there was no news.

@@ -23,6 +23,8 @@ from servelab.shared.readiness_log import start_progress
 from servelab.shared.sglang_release import Release
 
 REAL = Path(__file__).parent / "cases" / "sglang-real"
+# What torch 2.11 said on CPUs when processes with Gloo met, did not meet, or were killed; the frames were left out.
+MEETINGS = REAL.parent / "torch-rendezvous"
 RELEASES = ("0.5.8", "0.5.10", "0.5.12", "0.5.15", "0.5.19", "0.5.20", "0.5.23")
 # Where a text is looked up that SGLang only passes on. The versions are those that 0.5.15 comes with.
 OTHERS = {
@@ -73,6 +75,7 @@ def test_what_is_cited_from_python_stands_there() -> None:
 def test_what_is_cited_from_a_log_stands_in_a_real_one() -> None:
     logs = "".join(path.read_text(encoding="utf-8", errors="replace") for path in REAL.glob("*.log"))
     logs += (REAL.parent / "10-ready-then-dead" / "server.log").read_text()
+    logs += "".join(path.read_text() for path in MEETINGS.glob("*.log"))
     assert [text for origin, text in CITED if origin == "log" and text not in logs] == []
 
 
@@ -216,6 +219,62 @@ OOM = DIED + (
     "of which 1.03 GiB is free.\n"
 )
 OLD_OOM = OOM.replace("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError")
+
+
+TWO_NODES = "[2026-01-01 00:00:01] server_args=ServerArgs(model_path='/m', tp_size=16, nnodes=2, node_rank=0)\n"
+FAILED = "[2026-01-01 00:01:01] Received sigquit from a child process. It usually means the child failed.\n"
+
+
+@pytest.mark.parametrize(
+    ("meeting", "name", "words"),
+    [
+        ("head_alone", "missing ranks", "only 1/2 ranks came within 9 s to where they meet"),
+        ("other_alone", "head not reached", "was not reached at (127.0.0.1, 20077)"),
+        ("port_taken", "port in use", "EADDRINUSE, message: address already in use"),
+        ("no_such_interface", "wrong interface", "Unable to find address for: nosuch0"),
+        ("other_killed", "lost peer", "a rank on another guest is gone (127.0.0.1), and no other goes on without it"),
+        ("head_killed", "lost peer", "a rank on another guest is gone (127.0.0.1)"),
+        ("head_gone_while_waiting", "lost peer", "a rank on another guest is gone, and no other goes on without it"),
+    ],
+)
+def test_ranks_of_several_guests_that_do_not_meet_or_go(meeting: str, name: str, words: str) -> None:
+    text = TWO_NODES + DIED + (MEETINGS / f"{meeting}.log").read_text() + FAILED
+    found = diagnose(text, Exit("killed", 9, "signal"))
+    assert (found.name, found.failed) == (name, True)
+    assert words in found.cause and found.remedy
+
+
+def test_the_same_on_one_guest_is_a_child_that_was_lost() -> None:
+    text = DIED + (MEETINGS / "other_killed.log").read_text() + FAILED
+    assert diagnose(text, Exit("killed", 9, "signal")).name == "lost child"
+
+
+def test_a_scheduler_that_was_killed_here_is_no_rank_that_went_elsewhere() -> None:
+    own = "[2026-01-01 00:01:01] Scheduler or DataParallelController 4711 terminated with -9\n"
+    found = diagnose(TWO_NODES + own, Exit("exited", 0, "success"))
+    assert found.name == "lost child" and "4711 terminated with -9" in found.evidence
+
+
+def test_a_launcher_that_ends_with_0_is_named() -> None:
+    found = diagnose(HEAD, Exit("exited", 0, "success"))
+    assert (found.name, found.failed) == ("ended by itself", True)
+    assert found.cause == "the server ended by itself with exit status 0, and nobody asked it to"
+    assert found.tail
+
+
+def test_a_guest_that_was_told_to_stop_and_left_it_to_the_first_was_asked_to() -> None:
+    said = (
+        "[2026-01-01 00:09:00] SIGTERM received on node_rank 1; waiting for the rank-0 ShutdownReq broadcast to stop\n"
+    )
+    gone = "[2026-01-01 00:09:05] Scheduler or DataParallelController 4711 terminated with 0\n"
+    assert diagnose(TWO_NODES + said + gone, Exit("exited", 0, "success")).name == "asked to stop"
+
+
+def test_a_start_that_waits_for_the_other_guests_says_so() -> None:
+    waits = "[2026-01-01 00:00:09 TP0] Init torch distributed begin.\n"
+    found = stalled(TWO_NODES + waits, "no news for 1200 s")
+    assert found.name == "missing ranks" and "the ranks of 2 guests wait for each other" in found.cause
+    assert stalled(waits, "no news for 1200 s").name == "NCCL hang"
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,46 @@ def test_every_broken_rung_fails_with_a_cause_and_a_remedy(change: dict, words: 
     assert verdict.remedy
 
 
+def test_a_start_that_nobody_made_is_told_from_one_that_ended_with_0() -> None:
+    gone = Look(port=30000, active="inactive")
+    assert judge(gone).cause == "the unit is not running and nobody started it"
+    silent = judge(replace(gone, watched=True))
+    assert silent.cause == "the server ended by itself with exit status 0, and nobody asked it to"
+    # systemd forgets how a unit ended that ended well.
+    ended = judge(replace(gone, watched=True, log=log("eagle3_start")))
+    assert (ended.state, ended.cause) == ("failed", silent.cause)
+
+
+RANK_1 = """[2026-01-01 00:00:01] server_args=ServerArgs(model_path='/m', tp_size=4, nnodes=2, node_rank=1)
+[2026-01-01 00:00:02 TP2] Init torch distributed begin.
+[2026-01-01 00:00:09 TP2] Load weight begin. avail mem=94.00 GB
+[2026-01-01 00:02:01] Dummy health check server started in background thread at 127.0.0.1:30000
+"""
+PEER_GONE = (
+    "[2026-01-01 00:02:09 TP2] Scheduler hit an exception: Traceback (most recent call last):\n"
+    "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.1]:63\n"
+    "[2026-01-01 00:02:09] Received sigquit from a child process. It usually means the child failed.\n"
+)
+
+
+def test_a_guest_other_than_the_first_is_up_and_never_done() -> None:
+    at_work = judge(Look(port=30000, active="active", rank=1, log=RANK_1[: RANK_1.index("[2026-01-01 00:02")]))
+    assert (at_work.state, at_work.progress) == ("working", "loading weights")
+    up = judge(Look(port=30000, active="active", rank=1, log=RANK_1, owner="ours"))
+    assert (up.state, up.progress) == ("working", "rank 1 is up; waiting for the first guest to answer")
+    other = judge(Look(port=30000, active="active", rank=1, log=RANK_1, owner="pid 77, sshd.service"))
+    assert other.state == "failed"
+
+
+def test_what_only_follows_from_another_rank_s_end_says_so() -> None:
+    verdict = judge(Look(port=30000, active="failed", rank=1, log=RANK_1 + PEER_GONE, end=Exit("killed", 9, "signal")))
+    assert (verdict.state, verdict.peer_lost) == ("failed", True)
+    assert verdict.cause == "a rank on another guest is gone (10.0.0.1), and no other goes on without it"
+    killed = judge(Look(port=30000, active="failed", rank=1, log=RANK_1, end=Exit("killed", 9, "signal")))
+    assert (killed.state, killed.peer_lost) == ("failed", False)
+    assert "killed the server with signal 9" in str(killed.cause)
+
+
 def test_a_dead_log_beats_an_open_port() -> None:
     verdict = judge(replace(serving(), log=log("port_in_use")))
     assert verdict.state == "failed"

@@ -1,11 +1,12 @@
 """The deadline follows the progress; a dropped connection is not a dead server."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from servelab.shared.watching import LookFailed, Stalled, watch
+from servelab.shared.watching import LookFailed, Party, Stalled, watch
 
 
 class Stage:
@@ -79,3 +80,80 @@ def test_a_machine_that_never_answers_stalls_and_says_why() -> None:
     with pytest.raises(Stalled) as stalled:
         stage.run(stall_timeout=30)
     assert (stalled.value.last, stalled.value.trouble) == (None, "no route")
+
+
+# -- several guests -------------------------------------------------------------------------------------------------
+
+
+class Guest(Stage):
+    """One of several, watched in turns with the others: each sleep lets the next one look."""
+
+    def __init__(self, directory: Path, name: str, first: bool, looks: list[Any]) -> None:
+        super().__init__(looks)
+        self.party = Party(directory, name, first)
+
+    def run(self, stall_timeout: float = 100) -> Mapping[str, Any]:
+        return watch(self.look, self.lines.append, lambda: self.now, self.sleep, 10, stall_timeout, self.party)
+
+
+FAILED = {"state": "failed", "marker": "end", "cause": "somebody killed it", "remedy": "ask who", "peer_lost": False}
+LOST = {"state": "failed", "marker": "end", "cause": "a rank is gone", "remedy": "read its log", "peer_lost": True}
+DONE = {"state": "done", "marker": "end"}
+
+
+def test_the_others_are_done_when_the_first_has_answered(tmp_path: Path) -> None:
+    assert Guest(tmp_path, "rank 0 (gpu1)", True, [working(1), DONE]).run() == DONE
+    last = Guest(tmp_path, "rank 1 (gpu2)", False, [working(1)]).run()
+    assert (last["state"], last["progress"]) == ("done", "the first guest has answered")
+
+
+def test_the_first_does_not_wait_for_the_others(tmp_path: Path) -> None:
+    Party(tmp_path, "rank 1 (gpu2)", False).tell(working(1))
+    assert Guest(tmp_path, "rank 0 (gpu1)", True, [DONE]).run() == DONE
+
+
+def test_one_that_died_ends_the_others_at_once_with_its_own_cause(tmp_path: Path) -> None:
+    assert Guest(tmp_path, "rank 1 (gpu2)", False, [working(1), FAILED]).run()["cause"] == "somebody killed it"
+    first = Guest(tmp_path, "rank 0 (gpu1)", True, [working(1), working(2)])
+    last = first.run()
+    assert first.now == 0
+    assert (last["state"], last["by"]) == ("failed", "rank 1 (gpu2)")
+    assert last["cause"] == "rank 1 (gpu2) ended, and with it the server over several guests: somebody killed it"
+    assert last["remedy"] == "ask who"
+
+
+def test_a_rank_that_only_lost_another_waits_to_hear_why_that_one_went(tmp_path: Path) -> None:
+    other = Party(tmp_path, "rank 1 (gpu2)", False)
+
+    class Late(Guest):
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            if self.now == 20:
+                other.tell(FAILED)
+
+    last = Late(tmp_path, "rank 0 (gpu1)", True, [LOST] * 9).run()
+    assert last["cause"] == "rank 1 (gpu2) ended, and with it the server over several guests: somebody killed it"
+
+
+def test_where_nobody_says_why_the_loss_itself_is_told(tmp_path: Path) -> None:
+    first = Guest(tmp_path, "rank 0 (gpu1)", True, [LOST] * 9)
+    assert first.run()["cause"] == "a rank is gone" and first.now == 30
+    other = Guest(tmp_path, "rank 1 (gpu2)", False, [working(1)] * 9)
+    assert other.run()["cause"].endswith("several guests: a rank is gone")
+
+
+def test_the_first_s_news_are_the_others_news(tmp_path: Path) -> None:
+    first = Party(tmp_path, "rank 0 (gpu1)", True)
+
+    class Slow(Guest):
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            first.tell(DONE if self.now == 500 else working(int(self.now)))
+
+    assert Slow(tmp_path, "rank 1 (gpu2)", False, [working(1)] * 99).run(stall_timeout=50)["state"] == "done"
+
+
+def test_without_news_of_anybody_it_ends_all_the_same(tmp_path: Path) -> None:
+    Party(tmp_path, "rank 0 (gpu1)", True).tell(working(7))
+    with pytest.raises(Stalled):
+        Guest(tmp_path, "rank 1 (gpu2)", False, [working(1)] * 99).run(stall_timeout=50)
