@@ -78,7 +78,7 @@ unit: venv ## the Python code
 # On a machine that does nothing else, with two cores: docs/performance.md. PEERS=dir: other clients' environments.
 .PHONY: bench-client bench-holders
 bench-client: venv ## how wrong and how dear the load client is, against a server with known timing
-	python bench/client.py --into docs/performance.md $(if $(PEERS),--peers $(PEERS)) $(LOADS)
+	python bench/client.py --into docs/performance.md $(addprefix --python ,$(wildcard /usr/bin/python3)) $(if $(PEERS),--peers $(PEERS)) $(LOADS)
 
 .PHONY: bench-roles
 bench-roles: venv ## time and round trips of a run that changes nothing, on machines that are converged (INVENTORY=inventory/lab)

@@ -104,10 +104,22 @@ def p99(values: list[float]) -> float:
 # Ours.
 
 
+def ours(python: str) -> Client:
+    """Our client, run by that Python: how it was built makes a third of the cost."""
+    told = subprocess.run([python, "-c", "import platform; print(platform.python_version())"], capture_output=True)
+    version = told.stdout.decode().strip()
+    name = "servelab load" if version == platform.python_version() else f"servelab load, {python} {version}"
+
+    def command(load: str, seconds: float, out: Path) -> list[str]:
+        return [python, *our_command(load, seconds, out)]
+
+    return Client(name, command, our_figures)
+
+
 def our_command(load: str, seconds: float, out: Path) -> list[str]:
     shape, _, rate = load.rpartition("-")
     asked = ["--arrivals", shape, "--rates", rate] if shape else ["--levels", load]
-    words = [sys.executable, "-m", "servelab", "load", "--url", url(), "--out", str(out), "--api", "chat", *asked]
+    words = ["-m", "servelab", "load", "--url", url(), "--out", str(out), "--api", "chat", *asked]
     words += ["--min-seconds", str(seconds), "--min-waves", "1", "--warmup-requests", "0"]
     return [*words, "--output-tokens", str(TOKENS), "--input-tokens", "16"]
 
@@ -269,7 +281,7 @@ class Start:
 def start_up(client: Client, out: Path, notes: Path) -> Start | None:
     """A whole command with as good as nothing to do, less the time of what it asked for."""
     Truth(PORT, notes)
-    out = out.with_name(f"{client.name}-{out.name}")
+    out = out.with_name(f"{client.name.replace('/', '_')}-{out.name}")
     cost = run(client.command("1", 0, out), out.with_name("start-0.log"))
     truth = Truth(PORT, notes)
     if not truth.requests:
@@ -281,7 +293,7 @@ def start_up(client: Client, out: Path, notes: Path) -> Start | None:
 def measure(client: Client, load: str, seconds: float, start: Start, out: Path, notes: Path) -> str:
     """One line of the table."""
     Truth(PORT, notes)
-    log = out.parent / f"{client.name}.log"
+    log = out.parent / f"{client.name.replace('/', '_')}.log"
     cost = run(client.command(load, seconds, out), log)
     truth = Truth(PORT, notes)
     shape = load if "-" in load else f"C={load}"
@@ -331,6 +343,7 @@ def main() -> None:
     parser.add_argument("loads", nargs="*", default=["1", "70", "250", "1000", "poisson-50"], metavar="C")
     parser.add_argument("--seconds", type=float, default=10.0, help="of the steady window (default %(default)s)")
     parser.add_argument("--repeat", type=int, default=1, help="interleaved repetitions (default %(default)s)")
+    parser.add_argument("--python", action="append", default=[], help="ours by another Python too, as guests have it")
     parser.add_argument("--into", type=Path, metavar="FILE", help="put the table between its marks there, if it is one")
     parser.add_argument("--peers", type=Path, help="directory with other clients' virtual environments")
     parser.add_argument("--peer-loads", nargs="*", default=["70", "250"], help="loads for them (default 70 250)")
@@ -358,11 +371,11 @@ def main() -> None:
             say("NOT A FIGURE: something else works on this machine")
         say(f"TTFT {TTFT_US / 1000:g} ms, then a token every {GAP_US / 1000:g} ms, {TOKENS} tokens; chat, streamed\n")
         say(HEADER)
-        ours = Client("servelab load", our_command, our_figures)
-        clients = [ours, *peers(args.peers, scratch)]
+        own = list({client.name: client for client in map(ours, (sys.executable, *args.python))}.values())
+        clients = [*own, *peers(args.peers, scratch)]
         starts: dict[str, Start] = {}
         for client in clients:
-            tries = [start_up(client, scratch / f"start-{n}", notes) for n in range(3 if client is ours else 1)]
+            tries = [start_up(client, scratch / f"start-{n}", notes) for n in range(3 if client in own else 1)]
             good = [start for start in tries if start is not None]
             if not good:
                 said = (scratch / "start-0.log").read_text(errors="replace").splitlines()[-1:]
@@ -370,11 +383,11 @@ def main() -> None:
                 continue
             starts[client.name] = Start(median(start.wall_s for start in good), median(start.cpu_s for start in good))
         for turn in range(args.repeat):
-            for load in dict.fromkeys([*args.loads, *(args.peer_loads if len(starts) > 1 else [])]):
+            for load in dict.fromkeys([*args.loads, *(args.peer_loads if len(starts) > len(own) else [])]):
                 for client in clients:
-                    wanted = args.loads if client is ours else args.peer_loads
+                    wanted = args.loads if client in own else args.peer_loads
                     if load in wanted and client.name in starts:
-                        out = scratch / f"{client.name}-{load}-{turn}"
+                        out = scratch / f"{client.name.replace('/', '_')}-{load}-{turn}"
                         say(measure(client, load, args.seconds, starts[client.name], out, notes))
                         if out.is_dir():
                             shutil.rmtree(out)
