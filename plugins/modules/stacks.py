@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""List the stacks of a machine and who uses each."""
+"""List the stacks of a machine, or its routers, and who uses each."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ options:
     type: path
     required: true
   current:
-    description: The link to the stack in use.
+    description: The link to the stack in use, where there is one.
     type: path
-    required: true
   units_dir:
     description: Where the units of modes are.
     type: path
@@ -56,9 +55,10 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 
 
-def users(stack: Path, current: Path, units: list[Path]) -> list[str]:
+def users(stack: Path, current: Path | None, units: list[Path]) -> list[str]:
     """Who uses a stack, in words."""
-    found = [f"{current} names it"] if current.is_symlink() and current.resolve() == stack.resolve() else []
+    named = current is not None and current.is_symlink() and current.resolve() == stack.resolve()
+    found = [f"{current} names it"] if named else []
     inside = f"{stack}/"
     found += [f"{unit.name} runs from it" for unit in units if inside in unit.read_text(encoding="utf-8")]
     for process in Path("/proc").glob("[0-9]*"):
@@ -78,12 +78,13 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "dir": {"type": "path", "required": True},
-            "current": {"type": "path", "required": True},
+            "current": {"type": "path"},
             "units_dir": {"type": "path", "default": "/etc/systemd/system"},
         },
         supports_check_mode=True,
     )
-    directory, current = Path(module.params["dir"]), Path(module.params["current"])
+    directory = Path(module.params["dir"])
+    current = Path(module.params["current"]) if module.params["current"] else None
     units = sorted(Path(module.params["units_dir"]).glob("servelab-*.service"))
     stacks = []
     for stack in sorted(path for path in directory.glob("*") if path.is_dir() and not path.is_symlink()):

@@ -57,9 +57,9 @@ def answered(host: Host) -> int:
 
 
 def test_both_routers_run_as_they_should(first: Host, second: Host) -> None:
-    for host, user in ((first, "sglang"), (second, "router")):
+    for host, user, boot in ((first, "sglang", "disabled"), (second, "router", "enabled")):
         assert host.service(UNIT).is_running
-        assert not host.service(UNIT).is_enabled
+        assert host.run(f"systemctl is-enabled {UNIT}").stdout.strip() == boot
         pid = host.check_output(f"systemctl show -P MainPID {UNIT}")
         assert host.check_output(f"stat -c %U /proc/{pid}") == user
 
@@ -130,6 +130,16 @@ def test_a_unit_that_was_edited_by_hand_is_found(play: Any, first: Host) -> None
         assert "TimeoutStopSec=1\n" in done.diff[0] and "TimeoutStopSec=30\n" in done.diff[1]
     finally:
         first.check_output(f"sed -i s/TimeoutStopSec=1$/TimeoutStopSec=30/ {path}")
+
+
+def test_a_router_that_nothing_uses_is_pruned_and_the_one_in_use_stays(play: Any, first: Host) -> None:
+    installed = first.file("/opt/servelab/router").listdir()
+    first.check_output("mkdir -p /opt/servelab/router/0.0.1-00000000/bin")
+    # The stacks are not what is tested here.
+    done = play("-i", str(INVENTORY), playbook=ROOT / "playbooks/prune.yml", keep="0.5.12,0.5.15,0.5.23")
+    assert done.ok and done.changed == [("Remove the others", "lab-gpu1")]
+    assert first.file("/opt/servelab/router").listdir() == installed
+    assert len(installed) == 1
 
 
 @pytest.fixture
