@@ -69,7 +69,8 @@ def test_only_who_was_told_reaches_it(first: Host, second: Host, reached: dict[s
     assert complete(first, "http://127.0.0.1:30100", key="a-wrong-key-0123456789") == 401
     # The other listens for all, and its figures for nobody.
     assert complete(first, f"http://{reached['lab-gpu3']['host']}:31100") == 200
-    assert first.run("curl -s -m 5 http://%s:31101/metrics", reached["lab-gpu3"]["host"]).rc == 7
+    knock = "import socket, sys; socket.create_connection((sys.argv[1], 31101), 5)"
+    assert "ConnectionRefusedError" in first.run("python3 -c %s %s", knock, reached["lab-gpu3"]["host"]).stderr
     assert complete(second, f"http://{reached['lab-gpu3']['host']}:31100", key="a-wrong-key-0123456789") == 401
 
 
