@@ -179,6 +179,18 @@ def test_bad_settings_are_refused_all_at_once(routed: str, keepers: tuple[Proces
     assert keepers[0].show(ROUTER)["InvocationID"] == before
 
 
+def test_an_old_router_is_pruned_and_the_one_in_use_stays(routed: str) -> None:
+    place = FIRST / "opt/servelab/router"
+    installed = sorted(place.iterdir())
+    assert len(installed) == 1
+    (place / "0.0.1-00000000/bin").mkdir(parents=True)
+    said = " ".join(play("prune").split())
+    assert f"{installed[0].name}: {ROUTER} runs from it" in said
+    assert sorted(place.iterdir()) == installed
+    # The stack that the link names stays too.
+    assert (FIRST / "opt/servelab/stack").resolve().is_dir()
+
+
 def test_nothing_is_lost_when_a_server_stops_and_it_is_named(routed: str, keepers: tuple[Process, Process]) -> None:
     keepers[1].stop(SERVER)
     assert [complete() for _ in range(4)] == [200] * 4
