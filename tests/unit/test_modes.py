@@ -82,7 +82,7 @@ def test_the_shipped_eagle3_rendered_by_hand() -> None:
         "cuda_graph_max_bs": 128,
         "max_running_requests": 256,
         "disable_custom_all_reduce": True,
-            "speculative_algorithm": "EAGLE3",
+        "speculative_algorithm": "EAGLE3",
         "speculative_draft_model_path": "/models/draft",
         "speculative_num_steps": 2,
         "speculative_eagle_topk": 1,
