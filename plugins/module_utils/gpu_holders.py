@@ -229,6 +229,11 @@ def guest_of(cgroup: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def guests_of(cgroup: str) -> list[int]:
+    """All guests that a process is in, the outermost first: more than one where guests carry guests."""
+    return [int(vmid) for vmid in _GUEST.findall(cgroup)]
+
+
 def inside_guest(cgroup: str) -> str:
     """A cgroup path without the part that says which guest: what the guest itself sees of it, or nearly (/ns/…)."""
     return cgroup[found.end() :] if (found := _GUEST.search(cgroup)) else cgroup

@@ -19,7 +19,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .gpu_holders import PROTECT, ancestors, cgroup_of, describe, names_of, protection, stopped_units, unit_of
+from .gpu_holders import (
+    PROTECT,
+    ancestors,
+    cgroup_of,
+    describe,
+    guests_of,
+    names_of,
+    protection,
+    stopped_units,
+    unit_of,
+)
 from .gpu_policy import is_disposable
 from .ports import listening
 from .supervision import Supervisor
@@ -200,11 +210,11 @@ def survivors(
     """
     protect, unprotect, known = list(protect), list(unprotect), known or {}
     own, found = ancestors(os.getpid(), proc), []
+    here = guests_of(_cgroup(proc, "self") or "")
     for pid in pids(proc):
-        try:
-            with open(f"{proc}/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
-                cgroup = cgroup_of(file.read())
-        except OSError:
+        cgroup = _cgroup(proc, pid)
+        # A node sees its guests' processes too. Their units are called as ours are, but only they know what runs there.
+        if cgroup is None or guests_of(cgroup) != here:
             continue
         unit = known.get(pid) or unit_of(cgroup)
         if not str(unit).startswith(OUR_PREFIX):
@@ -219,6 +229,14 @@ def survivors(
     # The note about who started a unit is gone when it was stopped in order; then the supervisor is asked.
     everyone = {**owners, **stopped_units(found, owners, keeper)}
     return [process for process in found if is_disposable(process, everyone)]
+
+
+def _cgroup(proc: str, pid: int | str) -> str | None:
+    try:
+        with open(f"{proc}/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
+            return cgroup_of(file.read())
+    except OSError:
+        return None
 
 
 def listeners(ports: Iterable[int], proc: str = "/proc") -> list[dict[str, Any]]:

@@ -196,3 +196,19 @@ def test_a_process_that_dies_while_we_look_is_no_owner(places, proc):
     while any(process.poll() is None for process in short):
         assert look(places, proc=proc) == {"nccl-AbC123": None}
         time.sleep(0.01)
+
+
+def test_a_guests_servers_are_no_survivors_of_the_node(tmp_path):
+    """A run over a local connection on a machine that has containers: there the unit runs, here nobody knows it."""
+    unit = "servelab.slice/servelab-eagle3.service"
+    make_process(tmp_path, 10, f"/lxc.payload.129/{unit}")
+    make_process(tmp_path, 11, f"/lxc.payload.lab-node/lxc.payload.129/ns/{unit}")
+    make_process(tmp_path, 12, f"/lxc/130/ns/{unit}")
+    make_process(tmp_path, 13, f"/{unit}")
+    owners = {"servelab-eagle3.service": "bench"}
+    assert [one["pid"] for one in survivors(owners, str(tmp_path))] == [13]
+    assert [one["pid"] for one in survivors({}, str(tmp_path), keeper=Keeper("servelab-eagle3.service"))] == [13]
+    # In a guest that has no control groups of its own, its own processes have its number, and a guest's within another.
+    make_process(tmp_path, 14, f"/lxc/130/ns/lxc.payload.7/{unit}")
+    (tmp_path / "self").symlink_to("12")
+    assert [one["pid"] for one in survivors(owners, str(tmp_path))] == [12]
