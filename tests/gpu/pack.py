@@ -106,7 +106,7 @@ STUBS = {
 
 # file below site-packages: (text that stands there exactly once, what takes its place)
 PATCHES = {
-    # FlashInfer would compile these kernels on first use, which takes minutes that the machine is not lent for.
+    # FlashInfer would compile these kernels on first use, which takes minutes of every start on a fresh machine.
     "sgl_kernel/elementwise.py": ("    _has_flashinfer = True", "    _has_flashinfer = False"),
     "sgl_kernel/sampling.py": ("    _has_flashinfer = True", "    _has_flashinfer = False"),
     # EAGLE imports DeepSeek's attention in passing, which needs CUTLASS's Python packages.
