@@ -31,7 +31,12 @@ _ASKED = (
 @pytest.fixture(scope="session")
 def connections() -> dict[str, dict[str, Any]]:
     """How Ansible reaches each machine of the lab: {inventory name: {host, user, key, args}}."""
-    return told("pve_nodes:gpu_guests", _ASKED)
+    return reach("pve_nodes:gpu_guests")
+
+
+def reach(hosts: str, *options: str) -> dict[str, dict[str, Any]]:
+    """How Ansible reaches these machines, for `connect`; `options` as for `told`, such as another inventory's."""
+    return told(hosts, _ASKED, *options)
 
 
 def told(hosts: str, expression: str, *options: str) -> dict[str, Any]:
@@ -124,7 +129,7 @@ def _report(output: str) -> dict[str, Any]:
     return json.loads(output[start:])
 
 
-def _connect(connection: dict[str, Any]) -> Host:
+def connect(connection: dict[str, Any]) -> Host:
     return testinfra.get_host(
         f"ssh://{connection['user']}@{connection['host']}",
         ssh_identity_file=connection["key"],
@@ -135,13 +140,13 @@ def _connect(connection: dict[str, Any]) -> Host:
 @pytest.fixture(scope="session")
 def node(connections: dict[str, dict[str, Any]]) -> Host:
     """The simulated Proxmox node."""
-    return _connect(connections["lab-pve1"])
+    return connect(connections["lab-pve1"])
 
 
 @pytest.fixture(scope="session")
 def guest(connections: dict[str, dict[str, Any]]) -> Host:
     """Guest 129 on it."""
-    return _connect(connections["lab-gpu1"])
+    return connect(connections["lab-gpu1"])
 
 
 Fault = Callable[[str], contextlib.AbstractContextManager[None]]

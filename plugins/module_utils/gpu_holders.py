@@ -223,15 +223,15 @@ def _text(path: str) -> str:
         return ""
 
 
-def guest_of(cgroup: str) -> int | None:
-    """The guest of a cgroup path as the node sees it (/lxc/129/ns/…, /lxc.payload.129/…); None: the node's own."""
-    found = _GUEST.search(cgroup)
-    return int(found[1]) if found else None
-
-
 def guests_of(cgroup: str) -> list[int]:
-    """All guests that a process is in, the outermost first: more than one where guests carry guests."""
+    """The guests of a cgroup path as the node sees it (/lxc/129/ns/…, /lxc.payload.129/…), the outermost first: more
+    than one where guests carry guests, none for the node's own."""
     return [int(vmid) for vmid in _GUEST.findall(cgroup)]
+
+
+def guest_of(cgroup: str) -> int | None:
+    """The node's guest of a cgroup path; None: the node's own."""
+    return next(iter(guests_of(cgroup)), None)
 
 
 def inside_guest(cgroup: str) -> str:

@@ -9,31 +9,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, _connect, told
+from conftest import ROOT, connect, reach
 from testinfra.host import Host
 
 INVENTORY = ("-i", str(ROOT / "inventory/lab-nodes"))
 SERVE, STOP, STATUS, BENCH = (ROOT / "playbooks" / f"{name}.yml" for name in ("serve", "stop", "status", "bench"))
 MODE = "two_guests"
 UNIT = f"servelab-{MODE}.service"
-_ASKED = (
-    "{'host': ansible_host, 'user': ansible_user, 'key': ansible_ssh_private_key_file, 'args': ansible_ssh_common_args}"
-)
 
 
 @pytest.fixture(scope="module")
 def reached() -> dict[str, dict[str, Any]]:
-    return told("pve_nodes:gpu_guests", _ASKED, *INVENTORY)
+    return reach("pve_nodes:gpu_guests", *INVENTORY)
 
 
 @pytest.fixture(scope="module")
 def first(reached: dict[str, dict[str, Any]]) -> Host:
-    return _connect(reached["lab-gpu1"])
+    return connect(reached["lab-gpu1"])
 
 
 @pytest.fixture(scope="module")
 def second(reached: dict[str, dict[str, Any]]) -> Host:
-    return _connect(reached["lab-gpu3"])
+    return connect(reached["lab-gpu3"])
 
 
 def status_of(host: Host, path: str) -> int:
@@ -121,7 +118,7 @@ def test_one_that_is_killed_takes_the_other_along(served: None, play: Any, first
 @pytest.fixture
 def slow_to_load(reached: dict[str, dict[str, Any]]) -> Iterator[None]:
     """Starts that last, so that a rank can be killed in one. Both nodes have the same directory of doubles."""
-    node = _connect(reached["lab-pve1"])
+    node = connect(reached["lab-pve1"])
     file = "/srv/servelab-lab/server.json"
     before = node.file(file).content_string
     node.check_output("printf %%s %s > %s", json.dumps(json.loads(before) | {"load_seconds": 1200}), file)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import ROOT, _connect, told
+from conftest import ROOT, connect, reach
 from testinfra.host import Host
 
 INVENTORY = ROOT / "inventory/lab-router"
@@ -16,24 +16,21 @@ ROUTER = ROOT / "playbooks/router.yml"
 UNIT = "servelab-sglang-router.service"
 KEY, ADMIN = "SENTINELapikey4711", "SENTINELadminkey4711"
 MODEL = "/shared/kimi-k2.5-int4"
-_ASKED = (
-    "{'host': ansible_host, 'user': ansible_user, 'key': ansible_ssh_private_key_file, 'args': ansible_ssh_common_args}"
-)
 
 
 @pytest.fixture(scope="module")
 def reached() -> dict[str, dict[str, Any]]:
-    return told("gpu_guests", _ASKED, "-i", str(INVENTORY))
+    return reach("gpu_guests", "-i", str(INVENTORY))
 
 
 @pytest.fixture(scope="module")
 def first(reached: dict[str, dict[str, Any]]) -> Host:
-    return _connect(reached["lab-gpu1"])
+    return connect(reached["lab-gpu1"])
 
 
 @pytest.fixture(scope="module")
 def second(reached: dict[str, dict[str, Any]]) -> Host:
-    return _connect(reached["lab-gpu3"])
+    return connect(reached["lab-gpu3"])
 
 
 def complete(host: Host, url: str, key: str = KEY) -> int:
