@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .pct_guest import GUEST_KEYS, NET_KEYS
+from .router import is_loopback
 from .stack_install import FIRST_CUDA_13, lock_refusals
 from .stack_rules import order
 
@@ -29,7 +30,6 @@ _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?"
 _HOSTNAME = re.compile(rf"^{_LABEL}(\.{_LABEL})*$")
 _MAC = re.compile(r"^[0-9A-Fa-f][02468ACEace](:[0-9A-Fa-f]{2}){5}$")
 _VOLUME = re.compile(r"^[^/:\s]+:\S+$")
-_LOOPBACK = {"localhost", "::1"}
 _HIGHEST_VMID = 999_999_999
 # Facts that roles set for others; they look like settings of their role, and are none.
 _OUTPUTS = {"pve_gpu_host_audit"}
@@ -286,7 +286,7 @@ def _serving(given: Vars, hosts: Mapping[str, Vars], catalogue: Catalogue) -> li
     said = _release(given, catalogue)
     given = {name: value for name, value in given.items() if value is not UNKNOWN}
     address = given.get("sglang_server_host")
-    if address is not None and not _is_loopback(str(address)):
+    if address is not None and not is_loopback(str(address)):
         said.append(
             f"sglang_server_host is {address}, where the whole network could use the server without a key; leave it at "
             "127.0.0.1 and reach it through ssh -L or a proxy that authenticates."
@@ -386,13 +386,6 @@ def _whole(value: Any, least: int, most: int | None = None) -> bool:
     if isinstance(value, bool) or not re.fullmatch(r"\d+", str(value)):
         return False
     return int(value) >= least and (most is None or int(value) <= most)
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address in _LOOPBACK
 
 
 def _suggest(name: str, known: Iterable[str]) -> str:
