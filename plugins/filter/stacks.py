@@ -45,5 +45,6 @@ class FilterModule:
             "lock_head": lock_head,
             "lock_only": lock_only,
             "lock_refusals": stack_install.lock_refusals,
+            "release_refusal": stack_install.release_refusal,
             "install_failure": stack_install.install_failure,
         }

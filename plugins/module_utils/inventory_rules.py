@@ -15,8 +15,7 @@ from typing import Any
 
 from .pct_guest import GUEST_KEYS, NET_KEYS
 from .router import is_loopback
-from .stack_install import FIRST_CUDA_13, lock_refusals
-from .stack_rules import order
+from .stack_install import lock_refusals, release_refusal
 
 __all__ = ["UNKNOWN", "Catalogue", "check_inventory"]
 
@@ -312,14 +311,7 @@ def _release(given: Vars, catalogue: Catalogue) -> list[str]:
     if not lock:
         if version is None or not catalogue.releases or str(version) in catalogue.releases:
             return []
-        old = order(str(version)) < order(FIRST_CUDA_13)
-        remedy = (
-            f" Before {FIRST_CUDA_13} SGLang is CUDA 12 on PyPI: it needs a lock made with the cu130 indexes, named in "
-            "sglang_env_lock."
-            if old
-            else " Another release needs a lock made with `servelab lock`, named in sglang_env_lock."
-        )
-        return [f"{name} is {version}, for which there is no stack; known are {_names(catalogue.releases)}.{remedy}"]
+        return [release_refusal(str(version), catalogue.releases, name)]
     if not str(lock).startswith("/"):
         return [
             f"sglang_env_lock is {lock}, but must be an absolute path on the controller; beside the inventory that is "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from .stack_lock import LockError, parse
 from .stack_rules import cuda_of, order
@@ -36,6 +37,21 @@ def locks_known(names: list[str]) -> dict[str, list[str]]:
             known.setdefault(match[1], []).append(match[2])
     ordered = sorted(known, key=order)
     return {release: sorted(known[release], key=order) for release in ordered}
+
+
+def release_refusal(version: str, known: Iterable[str], name: str = "sglang_version") -> str:
+    """What is said of a release for which there is no lock: which there are, and how to get another.
+
+    known: the releases that are locked. name: the variable that says the release.
+    """
+    supported = f"{name} is {version}, but the supported releases are {', '.join(known)}."
+    # "latest" is of no time.
+    if version[:1].isdigit() and order(version) < order(FIRST_CUDA_13):
+        return (
+            f"{supported} Before {FIRST_CUDA_13} SGLang is CUDA 12 on PyPI: it needs a lock made with the cu130 "
+            "indexes, named in sglang_env_lock."
+        )
+    return f"{supported} Another release needs a lock made with `servelab lock`, named in sglang_env_lock."
 
 
 def lock_refusals(text: str, path: str, version: str) -> list[str]:

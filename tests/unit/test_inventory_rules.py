@@ -118,15 +118,19 @@ def test_what_is_wrong_with_the_guest_is_said(change: dict[str, Any], said: str)
         ({"pve_container_guest": "gpu1"}, "pve_container_guest is 'gpu1'; it must be a mapping"),
         (
             {"sglang_version": "0.5.99"},
-            "sglang_version is 0.5.99, for which there is no stack; known are 0.5.23. Another release needs a lock "
-            "made with `servelab lock`, named in sglang_env_lock.",
+            "sglang_version is 0.5.99, but the supported releases are 0.5.23. Another release needs a lock made with "
+            "`servelab lock`, named in sglang_env_lock.",
         ),
         (
             {"sglang_version": "0.5.10"},
-            "known are 0.5.23. Before 0.5.11 SGLang is CUDA 12 on PyPI: it needs a lock made with the cu130 indexes, "
-            "named in sglang_env_lock.",
+            "sglang_version is 0.5.10, but the supported releases are 0.5.23. Before 0.5.11 SGLang is CUDA 12 on PyPI: "
+            "it needs a lock made with the cu130 indexes, named in sglang_env_lock.",
         ),
-        ({"sglang_env_version": "0.5.99"}, "sglang_env_version is 0.5.99, for which there is no stack"),
+        (
+            {"sglang_version": "latest"},
+            "sglang_version is latest, but the supported releases are 0.5.23. Another release",
+        ),
+        ({"sglang_env_version": "0.5.99"}, "sglang_env_version is 0.5.99, but the supported releases are 0.5.23."),
         ({"sglang_server_host": "0.0.0.0"}, "sglang_server_host is 0.0.0.0"),
         ({"sglang_server_modes": ["baseline", "eagle"]}, "sglang_server_modes names 'eagle'; the known modes are"),
         ({"sglang_server_tp_size": 16}, "sglang_server_tp_size is 16, but the guest gets 8 GPUs"),
