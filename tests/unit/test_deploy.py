@@ -202,6 +202,7 @@ def collectives(tmp_path, **latencies):
         {
             "name": name,
             "status": "ok",
+            "backend": "nccl",
             "env": env[name],
             "rows": {"43008": {mode: {"median_us": us} for mode, us in ways.items()}},
         }
@@ -231,6 +232,22 @@ def test_the_share_of_the_all_reduces_follows_the_modes_own_way(tmp_path):
     assert (unknown.low_ms, unknown.high_ms) == (pytest.approx(24.4), pytest.approx(29.28))
     assert found.share(of_mode, Batch(2, False, 9), 3) is None  # 86016 bytes were not measured
     assert found.share(measured(tmp_path), Batch(1, False, 9), 3).way == "nccl"
+
+
+@pytest.mark.parametrize(
+    ("args", "way"),
+    [
+        ({"tp_size": 2, "disable_custom_all_reduce": True}, "nccl_ring_ll"),
+        ({"tp_size": 8}, "nccl_ring_ll"),
+        ({"tp_size": 2}, None),  # seen on two H200s: the variables ask for NCCL, and it carries nothing
+    ],
+)
+def test_between_two_cards_nccl_is_used_only_where_sglangs_own_way_is_off(tmp_path, args, way):
+    collectives(tmp_path, nccl={"eager": 100.0}, nccl_ring_ll={"eager": 240.0})
+    run = measured(tmp_path, NCCL_ALGO="Ring", NCCL_PROTO="LL")
+    run.provenance["mode"]["args"] |= args
+    share = allreduce.find(run).share(run, Batch(1, False, 9), 3)
+    assert (share and share.way) == way
 
 
 def test_other_cards_or_another_profile_tell_nothing(tmp_path):

@@ -97,16 +97,40 @@ def test_a_pair_of_cards_figures_can_be_made_again(tmp_path: Path) -> None:
     assert ratios(baseline, ngram) == [1.38, 1.10, 0.73]
 
 
+def test_nccl_and_sglangs_own_over_a_pair_of_cards_are_what_the_page_says(tmp_path: Path) -> None:
+    with tarfile.open(ROOT / "docs/evidence/h200-x2/tp2-again.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    runs = sorted((tmp_path / "tp2-again").iterdir())
+    for run in runs:
+        done = servelab("verify-bundle", run)
+        assert done.returncode == 0, done.stdout + done.stderr
+    nccl, own, eagle3, nccl_again, own_again, no_p2p, patched = runs
+    assert ratios(nccl, own) == [1.05, 1.25, 1.06]
+    assert ratios(nccl_again, own_again) == [0.98, 1.19, 1.10]
+    assert ratios(nccl_again, no_p2p) == [0.96, 1.09, 0.62]
+    assert ratios(nccl, eagle3) == [1.01, 1.11, 0.84]
+    both = servelab("compare", nccl, nccl_again, own, own_again).stdout
+    assert both.count("no difference shown") == 3
+    assert "the state of the all-reduce patch differs" in servelab("compare", nccl_again, patched).stdout
+    for run in (own_again, no_p2p, patched):
+        assert json.loads((run / "run.json").read_text())["correctness"]["status"] == "verified"
+
+
 @pytest.mark.parametrize(
-    ("arm", "microseconds"),
+    ("file", "arm", "microseconds"),
     [
-        ("nccl", [10.8, 10.5, 11.8, 19.4, 49.5]),
-        ("nccl_ring_ll", [11.1, 10.8, 11.8, 19.4, 71.6]),
-        ("nccl_no_p2p", [15.0, 15.5, 20.3, 65.6, 311.3]),
+        ("all", "nccl", [11.0, 11.6, 12.4, 18.2, 48.8]),
+        ("all", "nccl_ring_ll", [11.1, 11.6, 12.5, 19.3, 71.8]),
+        ("all", "custom_ar_unforced", [4.2, 4.4, 4.5, 8.2, 34.5]),
+        ("all", "custom_ar_v2", [2.1, 2.3, 2.7, 5.5, 28.8]),
+        ("forced", "custom_ar_pcie", [4.2, 4.4, 4.5, 8.2, 34.5]),
+        ("quiet", "nccl", [10.8, 10.5, 11.8, 19.4, 49.5]),
+        ("quiet", "nccl_ring_ll", [11.1, 10.8, 11.8, 19.4, 71.6]),
+        ("quiet", "nccl_no_p2p", [15.0, 15.5, 20.3, 65.6, 311.3]),
     ],
 )
-def test_the_quiet_collectives_are_what_the_page_says(arm: str, microseconds: list[float]) -> None:
-    said = json.loads((ROOT / "docs/evidence/h200-x2/collectives-quiet.json").read_text())
+def test_the_collectives_are_what_the_page_says(file: str, arm: str, microseconds: list[float]) -> None:
+    said = json.loads((ROOT / f"docs/evidence/h200-x2/collectives-{file}.json").read_text())
     (found,) = (one for one in said["arms"] if one["name"] == arm)
     assert found["status"] == "ok"
     sizes = [1 << 10, 1 << 12, 1 << 16, 1 << 20, 1 << 23]

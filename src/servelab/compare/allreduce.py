@@ -58,8 +58,12 @@ class Collectives:
 
 def way_of(run: Bundle, arms: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """The arm whose variables the run's mode sets, the one with most of them; None where none was measured."""
-    env = (run.provenance.get("mode") or {}).get("env") or {}
+    mode = run.provenance.get("mode") or {}
+    env, args = mode.get("env") or {}, mode.get("args") or {}
     fitting = [arm for arm in arms if all(str(env.get(name)) == value for name, value in arm["env"].items())]
+    if args.get("tp_size") == 2 and not args.get("disable_custom_all_reduce"):
+        # Between two cards SGLang puts kernels of its own in NCCL's place unasked; which ones depends on its release.
+        fitting = [arm for arm in fitting if arm["env"] and arm["backend"] != "nccl"]
     return max(fitting, key=lambda arm: len(arm["env"]), default=None)
 
 
