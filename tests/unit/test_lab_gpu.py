@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from servelab_lab.gpu import Claim, driver, nvidia_smi
+from servelab_lab.gpu.nodes import lay_terminals
 from servelab_lab.gpu.scan import holders
 
 HOLD = """
@@ -140,6 +141,22 @@ def test_another_device_under_the_name_is_no_card(dev, proc):
     os.mknod(dev / "nvidia0", stat.S_IFCHR | 0o666, os.makedev(1, 3))
     with holding(dev, "0"):
         assert holders(proc) == []
+
+
+def test_terminals_are_other_cards_than_the_nodes_of_a_lab_on_the_same_machine(dev, proc):
+    """The processes of a lab's guests can be seen from the machine that carries it."""
+    before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    terminals = dev.parent / "terminals"
+    numbers = lay_terminals(8, terminals)
+    try:
+        with holding(dev, "3=47000"), holding(terminals, "5=700") as own:
+            assert [(h.pid, h.card, h.mib) for h in holders(proc, numbers)] == [(own.pid, 5, 700)]
+            # Nor does a lab's driver know the terminals.
+            assert [(h.card, h.mib) for h in holders(proc)] == [(3, 47000)]
+    finally:
+        for descriptor in set(os.listdir("/proc/self/fd")) - before:  # noqa: PTH208
+            with contextlib.suppress(OSError):
+                os.close(int(descriptor))
 
 
 def test_a_child_with_inherited_files_has_no_memory_of_its_own(node, dev, proc):
