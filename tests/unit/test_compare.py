@@ -9,7 +9,7 @@ import pytest
 
 from servelab import bundle
 from servelab.bundle import Bundle
-from servelab.compare import answer, pairs, words
+from servelab.compare import answer, pairs, verify, words
 from servelab.compare.pairs import Arms
 
 
@@ -205,6 +205,38 @@ def test_why_speculation_lost_names_what_it_would_need():
         "C=1: a step of eagle3 takes 45.0 ms and yields 2.50 tokens, one of baseline takes 12.0 ms for one. "
         "It does not pay: at this accept length it may take 30.0 ms, or at this step time it must yield 3.75 tokens."
     ]
+
+
+def speculating(tpot, draft_tokens):
+    base = arm("baseline", {1: 80, 10: 400, 100: 1000}, tpot={1: 10, 10: 20, 100: 80})
+    other = arm("eagle3", {1: 54, 10: 300, 100: 800}, tpot=tpot)
+    other.provenance["mode"] = {"args": {"speculative_num_draft_tokens": draft_tokens}}
+    return one(base, other)
+
+
+def test_the_verify_is_read_off_the_plain_mode_and_the_rest_is_the_draft():
+    # A step of eagle3 at C=1 is 8 ms · 2.5 tokens = 20 ms. Three tokens a pass lie at log 3 = 0.4771 of the way from
+    # 1 to 10 in the logarithm: 10 · 2^0.4771 = 13.92 ms, which is 70 % of it. At C=100 the plain mode was not measured
+    # under 300 requests.
+    small, large = words.why(speculating({1: 8, 10: 20, 100: 60}, 3))
+    assert small.endswith(
+        " A pass over 3 tokens takes baseline about 13.9 ms: so much is the verify (70%), "
+        "and 6.1 ms are the draft and what surrounds it."
+    )
+    assert "A pass over" not in large
+
+
+def test_between_two_measured_levels_a_step_grows_straight_in_the_logarithm():
+    points = [(1, 10.0), (10, 20.0), (100, 80.0)]
+    # 30 lies at log 3 = 0.4771 of the way from 10 to 100: 20 · 4^0.4771 = 38.75.
+    assert verify.between(points, 30) == pytest.approx(38.75, abs=0.01)
+    assert [verify.between(points, x) for x in (1, 10, 100, 101)] == [10.0, 20.0, pytest.approx(80.0), None]
+
+
+def test_no_share_is_told_where_nothing_is_left_or_one_token_is_checked():
+    # A step of 12.5 ms is shorter than the 13.92 of three tokens; and a mode that says no number checks one.
+    for result in (speculating({1: 5, 10: 20, 100: 60}, 3), speculating({1: 8, 10: 20, 100: 60}, None)):
+        assert "A pass over" not in words.why(result)[0]
 
 
 def test_crossover_at_equal_speed_per_user():

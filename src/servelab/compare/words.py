@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from servelab.compare import allreduce, guard
+from servelab.compare import allreduce, guard, verify
 from servelab.compare.answer import SINGLE, Comparison, Row, odd_ones, repeats_for_margin, start_noise
 from servelab.compare.server_log import batches
 from servelab.stats.crossover import Crossing
@@ -154,9 +154,22 @@ def why(comparison: Comparison) -> list[str]:
             f"C={row.concurrency}: a step of {comparison.other} takes {row.other_step_ms:.1f} ms and yields "
             f"{row.accept_length:.2f} tokens, one of {comparison.base} takes {row.base_step_ms:.1f} ms for one. "
             f"It {relation}: at this accept length it may take {limit:.1f} ms, "
-            f"or at this step time it must yield {needed:.2f} tokens." + _of_which(comparison, row.concurrency)
+            f"or at this step time it must yield {needed:.2f} tokens."
+            + _verify_and_draft(comparison, row)
+            + _of_which(comparison, row.concurrency)
         )
     return notes
+
+
+def _verify_and_draft(comparison: Comparison, row: Row) -> str:
+    """How the speculating step divides, where the plain mode was measured under as many tokens."""
+    if not (parts := verify.split(comparison, row)):
+        return ""
+    share = parts.verify_ms / (parts.verify_ms + parts.draft_ms)
+    return (
+        f" A pass over {parts.tokens} tokens takes {comparison.base} about {parts.verify_ms:.1f} ms: so much is the "
+        f"verify ({share:.0%}), and {parts.draft_ms:.1f} ms are the draft and what surrounds it."
+    )
 
 
 def _of_which(comparison: Comparison, c: int) -> str:
