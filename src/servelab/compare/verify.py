@@ -42,5 +42,5 @@ def between(points: Sequence[tuple[int, float]], x: int) -> float | None:
     for (left, low), (right, high) in pairwise(points):
         if left <= x <= right:
             share = math.log(x / left) / math.log(right / left)
-            return low * (high / low) ** share
+            return low * math.pow(high / low, share)
     return None
