@@ -7,7 +7,7 @@ the name behind the descriptor decides.
 """
 
 # A scan looks at up to a million descriptors; a Path object for each would triple its time.
-# ruff: noqa: PTH115, PTH116, PTH119, PTH123, PTH208
+# ruff: noqa: PTH115, PTH119, PTH123, PTH208
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .open_files import CharacterDevice, character_device, character_devices
 from .redact import redact, redact_value
 from .supervision import SuperviseError, Supervisor, Systemd, supervisor
 
@@ -129,22 +130,22 @@ def find_nodes(device_dir: str = "/dev", proc: str = "/proc") -> Nodes:
     return found
 
 
-def _held_node(nodes: Nodes, status: os.stat_result, target: str) -> str | None:
-    """The name of the node behind an open descriptor, or None when it is no NVIDIA device."""
-    if not stat.S_ISCHR(status.st_mode):
-        return None
-    names = nodes.by_number.get(status.st_rdev, set())
-    major = os.major(status.st_rdev)
+def _node_behind(nodes: Nodes, device: CharacterDevice, path: str, place: int | None = None) -> str | None:
+    """The name of the node behind a link of /proc (an open file or a mapping), or None when it is no NVIDIA device."""
+    names = nodes.by_number.get(device.number, set())
+    major = os.major(device.number)
     if major in nodes.majors:
         if len(names) == 1:
             return next(iter(names))
         if not names:  # the driver's number without a node here: deleted, or only in another namespace
-            minor = os.minor(status.st_rdev)
+            minor = os.minor(device.number)
             return f"nvidia{minor}" if nodes.majors[major] == "nvidia" and minor < 254 else f"{major}:{minor}"
+    if not names:
+        return None
     # The number is shared, by several nodes or with a foreign device such as /dev/full: then the name decides.
-    if name := nodes.by_inode.get((status.st_dev, status.st_ino)):
+    if name := nodes.by_inode.get(device.inode):
         return name
-    name = os.path.basename(target.removesuffix(_DELETED))
+    name = os.path.basename(os.readlink(path, dir_fd=place).removesuffix(_DELETED))
     return name if name in names else None
 
 
@@ -165,8 +166,8 @@ def _open_nodes(nodes: Nodes, pid_dir: str) -> set[str]:
         place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
             descriptors = os.listdir(place)
-            for descriptor in descriptors:
-                if name := _node_behind(nodes, place, descriptor):
+            for descriptor, device in character_devices(place, descriptors):
+                if name := _node_opened(nodes, place, descriptor, device):
                     held.add(name)
         finally:
             os.close(place)
@@ -175,24 +176,15 @@ def _open_nodes(nodes: Nodes, pid_dir: str) -> set[str]:
     return held
 
 
-def _node_behind(nodes: Nodes, place: int, descriptor: str) -> str | None:
+def _node_opened(nodes: Nodes, place: int, descriptor: str, device: CharacterDevice | OSError) -> str | None:
     """The name of the node behind one descriptor; None when it is none, or closed by now."""
-    try:
-        target = os.readlink(descriptor, dir_fd=place)
-        # Sockets, pipes, memfds and anonymous inodes are most of what a server holds, and no stat is needed.
-        if target[:1] != "/" or target.startswith("/memfd:"):
-            return None
-    except FileNotFoundError:
-        return None
-    try:
-        return _held_node(nodes, os.stat(descriptor, dir_fd=place), target)
-    except FileNotFoundError:
-        return None
-    except OSError:
+    with contextlib.suppress(FileNotFoundError):
+        if isinstance(device, CharacterDevice):
+            return _node_behind(nodes, device, descriptor, place)
         # Seen on files of a user's FUSE mount. No device can be opened there, so only a node's name alarms.
-        if os.path.basename(target).startswith("nvidia"):
-            raise
-        return None
+        if os.path.basename(os.readlink(descriptor, dir_fd=place)).startswith("nvidia"):
+            raise device
+    return None
 
 
 def _mapped_nodes(nodes: Nodes, pid_dir: str) -> set[str]:
@@ -204,11 +196,12 @@ def _mapped_nodes(nodes: Nodes, pid_dir: str) -> set[str]:
         return set()
     held = set()
     for match in _MAPPED.finditer(maps) if b"/nvidia" in maps else ():
-        target = os.fsdecode(match[2])
+        mapped = f"{pid_dir}/map_files/{match[1].decode()}"
         try:
-            name = _held_node(nodes, os.stat(f"{pid_dir}/map_files/{match[1].decode()}"), target)
+            device = character_device(mapped)
+            name = _node_behind(nodes, device, mapped) if device else None
         except OSError:  # map_files needs more rights than maps
-            base = os.path.basename(target)
+            base = os.path.basename(os.fsdecode(match[2]).removesuffix(_DELETED))
             name = base if any(base in names for names in nodes.by_number.values()) else None
         if name:
             held.add(name)

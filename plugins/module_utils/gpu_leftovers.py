@@ -6,7 +6,7 @@ when it is not quite new. Where one process may not be looked at, nothing goes.
 """
 
 # As in gpu_holders: many descriptors, so no Path objects.
-# ruff: noqa: PTH115, PTH116, PTH119, PTH123, PTH207, PTH208
+# ruff: noqa: PTH115, PTH119, PTH123, PTH207, PTH208
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from .gpu_holders import (
     unit_of,
 )
 from .gpu_policy import is_disposable
+from .open_files import inode_of
 from .ports import listening
 from .supervision import Supervisor
 
@@ -131,11 +132,11 @@ def _used(proc: str, wanted: set[tuple[int, int]]) -> _Used:
                 try:
                     if os.readlink(f"{base}/fd/{descriptor}")[:1] != "/":
                         continue
-                    status = os.stat(f"{base}/fd/{descriptor}")
+                    opened = inode_of(f"{base}/fd/{descriptor}")
                 except FileNotFoundError:
                     continue
-                if (status.st_dev, status.st_ino) in wanted:
-                    used.inodes[status.st_dev, status.st_ino] = pid
+                if opened in wanted:
+                    used.inodes[opened] = pid
             with open(f"{base}/maps", encoding="utf-8", errors="replace") as file:
                 for line in file:
                     words = line.split(maxsplit=5)

@@ -206,8 +206,10 @@ def test_a_mapping_counts_when_the_descriptor_is_closed(real_numbers):
         "7f00-7f10 rw-s 00000000 00:05 99 /dev/nvidia1\n7f20-7f30 r-xp 00000000 08:01 7 /x\n"
     )
     (proc / "11" / "maps").write_text("7f00-7f10 r-xp 00000000 08:01 7 /usr/lib/libnvidia-ml.so.1\n")
-    (holder,) = scan(str(device_dir), str(proc), "node")["holders"]
-    assert holder["pid"] == 10 and holder["gpus"] == [1]
+    make_proc(proc, 12, "Name:\tc\n", "0::/\n", [])
+    (proc / "12" / "maps").write_text("7f00-7f10 rw-s 00000000 00:05 98 /dev/nvidia0 (deleted)\n")
+    holders = scan(str(device_dir), str(proc), "node")["holders"]
+    assert [(holder["pid"], holder["gpus"]) for holder in holders] == [(10, [1]), (12, [0])]
 
 
 def test_a_regular_file_under_a_nodes_name_is_no_device(gpu_dir):
