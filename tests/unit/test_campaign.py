@@ -62,7 +62,10 @@ class Fake:
         (path / "summary.json").write_text(json.dumps({"levels": rows, "workload": {"seed": seed}}))
         (path / "provenance.json").write_text(json.dumps({"mode": {"args": ARGS.get(mode, {})}}))
         (path / "server_info.json").write_text(json.dumps({"after": {"cuda_graph_bs": [1, 2, 4, 8, 16, 24, 32]}}))
-        return Outcome("ok", run_id, None)
+        return Outcome("ok", run_id, None, f"start-{len(self.made)}" if "bench_leave_running" in variables else None)
+
+    def stop_servers(self):
+        self.made.append("stopped")
 
 
 def go(tmp_path, fake, said=None, **options):
@@ -70,6 +73,53 @@ def go(tmp_path, fake, said=None, **options):
     return drive(
         options.pop("wanted", wanted()), tmp_path, fake, said.append, clock=fake.clock, pause=lambda _: None, **options
     )
+
+
+def kept(fake):
+    """Of each run: its mode, the start that it went on with, and whether it left its server to the next."""
+    return [(mode, told.get("bench_go_on_with"), told.get("bench_leave_running", False)) for mode, told in fake.told]
+
+
+def test_a_kept_server_serves_the_next_run_of_its_mode_and_is_fresh_otherwise(tmp_path):
+    fake = Fake(tmp_path)
+    go(tmp_path, fake, wanted=wanted(keep_server=True, refine=False, repetitions=4))
+    # A B, B A, B A, A B: the middle of each block of four is one mode twice.
+    assert kept(fake) == [
+        ("baseline", None, False),
+        ("eagle3", None, True),
+        ("eagle3", "start-2", False),
+        ("baseline", None, False),
+        ("eagle3", None, False),
+        ("baseline", None, True),
+        ("baseline", "start-6", False),
+        ("eagle3", None, False),
+    ]
+    assert "stopped" not in fake.made
+
+
+def test_without_the_option_every_run_has_a_server_of_its_own(tmp_path):
+    fake = Fake(tmp_path)
+    go(tmp_path, fake)
+    assert {(start, left) for _, start, left in kept(fake)} == {(None, False)}
+
+
+def test_a_server_that_was_kept_for_a_run_which_is_not_made_is_stopped(tmp_path):
+    stop, said = Stop(), []
+    fake = Fake(tmp_path, stop=stop, ask_after=2)
+    go(tmp_path, fake, said, wanted=wanted(keep_server=True, refine=False), stop=stop)
+    assert fake.made[2:] == ["stopped"]
+    assert "the server of eagle3 was kept for a run that was not made, and is stopped" in said
+    # The next sitting knows of no server and starts one.
+    again = Fake(tmp_path)
+    again.made = list(fake.made)
+    go(tmp_path, again, wanted=wanted(keep_server=True, refine=False))
+    assert kept(again)[0] == ("eagle3", None, False)
+
+
+def test_a_run_that_failed_leaves_no_server(tmp_path):
+    fake = Fake(tmp_path, fail=["eagle3"])
+    go(tmp_path, fake, wanted=wanted(keep_server=True, refine=False))
+    assert [start for mode, start, _ in kept(fake) if mode == "eagle3"] == [None, None]
 
 
 def test_order_is_balanced_and_each_repetition_has_its_prompts():

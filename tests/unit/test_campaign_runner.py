@@ -28,6 +28,20 @@ BENCH = """
         content: "{{ {'schema': 'servelab.run/1', 'mode': mode, 'status': 'invalid', 'reason': levels ~ ' ' ~ bench_seed
           ~ ' ' ~ bench_min_seconds ~ ' ' ~ bench_invalid_ok ~ ' ' ~ whose | default('nobody')
           ~ ' ' ~ bench_left_behind | default('nothing')} | to_json }}"
+    - name: Write where it comes from
+      ansible.builtin.copy:
+        dest: "{{ path }}/provenance.json"
+        content: "{{ {'start': {'id': 'abc', 'left_running': bench_leave_running | default(false)}} | to_json }}"
+"""
+STOP = """
+- hosts: localhost
+  connection: local
+  gather_facts: false
+  vars:
+    ansible_python_interpreter: "{{ ansible_playbook_python }}"
+  tasks:
+    - name: Say that it was played
+      ansible.builtin.file: {path: "{{ whose }}", state: touch}
 """
 
 
@@ -40,6 +54,19 @@ def runner(tmp_path):
         {"description": "x", "modes": ["a", "b"], "levels": [1], "variables": {"bench_min_seconds": 6}},
     )
     return BenchRunner(tmp_path, tmp_path / "results", wanted, {})
+
+
+def test_the_start_is_told_where_its_server_was_left(runner):
+    assert runner("baseline", [1], 7, print, lambda: False, {"bench_leave_running": True}).start == "abc"
+    assert runner("eagle3", [1], 7, print, lambda: False, {}).start is None
+
+
+def test_what_was_left_is_stopped_by_the_playbook_for_it(runner, tmp_path):
+    (tmp_path / "playbooks").mkdir()
+    (tmp_path / "playbooks/stop.yml").write_text(STOP)
+    played = tmp_path / "played"
+    BenchRunner(tmp_path, runner.results, runner.spec, {"whose": str(played)}).stop_servers()
+    assert played.exists()
 
 
 def test_a_run_is_found_with_its_status_and_everything_was_passed_on(runner, tmp_path):

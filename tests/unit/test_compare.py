@@ -197,6 +197,16 @@ def test_what_the_machine_could_not_do_is_among_the_qualifications():
     assert "- Skipped on the machine that was measured: pve_container (there is no node here)." in said
 
 
+def test_repetitions_that_share_a_start_are_counted():
+    result = repeated([({1: 50}, {1: 80}), ({1: 51}, {1: 82})])
+    assert "2 repetitions, each one fresh start of both modes." in words.text(result)
+    result.pairs[1][1].provenance["start"] = {"id": "abc", "went_on": True}
+    assert (
+        "2 repetitions. In 1 of the 4 runs the server of the run before went on (keep_server), so two repetitions "
+        "share a start, and the brackets see only a part of the noise between starts."
+    ) in words.text(result)
+
+
 def test_why_speculation_lost_names_what_it_would_need():
     # One step of eagle3 is 18 ms TPOT · 2.5 tokens = 45 ms, one of baseline 12 ms:
     # 2.5 tokens may take 30 ms, 45 ms must yield 3.75.

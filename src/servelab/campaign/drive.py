@@ -19,11 +19,21 @@ GIVE_UP = 2
 
 @dataclass(frozen=True)
 class Outcome:
-    """``status``: ok, invalid, failed, or cancelled (then it is made again). ``run_id`` None: there is no bundle."""
+    """``status``: ok, invalid, failed, or cancelled (then it is made again). ``run_id`` None: there is no bundle.
+    ``start``: the id of the server's start, where it was left running."""
 
     status: str
     run_id: str | None
     reason: str | None
+    start: str | None = None
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A server that goes on into the next run: its mode and the id of its start; None where there is none."""
+
+    mode: str | None = None
+    start: str | None = None
 
 
 class Runner(Protocol):
@@ -38,6 +48,9 @@ class Runner(Protocol):
         cancelled: Callable[[], bool],
         variables: Mapping[str, Any],
     ) -> Outcome: ...
+
+    def stop_servers(self) -> None:
+        """Stop what the last run left running."""
 
 
 class Stop:
@@ -79,6 +92,7 @@ def drive(
     learn.spare(state, directory, say)
     state.save()
     made = 0
+    kept = Kept()
     for entry in state.waiting():
         if entry["status"] != "waiting":  # skipped or spared meanwhile
             continue
@@ -102,11 +116,14 @@ def drive(
             continue
         if made and spec.pause_seconds:
             pause(spec.pause_seconds)
-        _make(state, directory, entry, runner, say, stop, clock)
+        kept = _make(state, directory, entry, runner, say, stop, clock, kept)
         made += 1
         learn.refine(state, directory, say)
         learn.spare(state, directory, say)
         state.save()
+    if kept.start:
+        say(f"the server of {kept.mode} was kept for a run that was not made, and is stopped")
+        runner.stop_servers()
     return state
 
 
@@ -137,7 +154,8 @@ def _make(
     say: Callable[[str], None],
     stop: Stop,
     clock: Callable[[], float],
-) -> None:
+    kept: Kept,
+) -> Kept:
     done = sum(1 for e in state.entries if e["status"] not in ("waiting", "running"))
     failed = sum(1 for e in state.entries if e["status"] == "failed")
     where = f"[{done + 1}/{len(state.entries)}] {entry['arm']}, repetition {entry['repetition'] + 1}"
@@ -148,6 +166,10 @@ def _make(
     if entry.get("begun"):
         # It was cut off, and its load client may still be at work: that one may be ended.
         variables = {**variables, "bench_left_behind": f"{entry['begun']}-{entry['mode']}"}
+    if kept.start and kept.mode == entry["mode"]:
+        variables = {**variables, "bench_go_on_with": kept.start}
+    if state.spec.keep_server and _next_mode(state, entry) == entry["mode"]:
+        variables = {**variables, "bench_leave_running": True}
     entry.update(status="running", levels=levels, begun=entry.get("begun") or f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
     state.save()
     begun = clock()
@@ -162,9 +184,16 @@ def _make(
     if outcome.status == "cancelled":
         entry.update(status="waiting", levels=None)
         say(f"{where}: cancelled; it will be made again")
-        return
+        return Kept()
     entry.update(status=outcome.status, run_id=outcome.run_id, reason=outcome.reason, seconds=round(clock() - begun, 1))
     say(f"{where}: {outcome.status}{': ' + outcome.reason if outcome.reason else ''}")
+    return Kept(entry["mode"], outcome.start)
+
+
+def _next_mode(state: State, entry: dict[str, Any]) -> str | None:
+    """The mode of the run that is planned behind this one."""
+    behind = [other for other in state.waiting() if other is not entry]
+    return str(behind[0]["mode"]) if behind else None
 
 
 def _gave_up(state: State, mode: str) -> bool:

@@ -44,8 +44,6 @@ class BenchRunner:
         cancelled: Callable[[], bool],
         variables: Mapping[str, Any],
     ) -> Outcome:
-        import ansible_runner
-
         failure: list[str] = []
 
         def listen(event: dict[str, Any]) -> bool:
@@ -60,47 +58,67 @@ class BenchRunner:
             return False  # nothing is kept: the bundle is the record
 
         before = self._bundles()
+        status = self._play(
+            "bench.yml",
+            {
+                **self.spec.variables,
+                **self.variables,
+                **variables,
+                "mode": mode,
+                "campaign": self.spec.name,
+                "levels": ",".join(map(str, levels)),
+                "bench_seed": seed,
+                "bench_results_dir": str(self.results),
+                # Between its runs too, nobody else may have the GPUs; when this process is dead, anybody may.
+                "gpu_clean_lease_pid": os.getpid(),
+                # A level that is not valid is recorded; the others of the run still count.
+                "bench_invalid_ok": True,
+            },
+            event_handler=listen,
+            cancel_callback=cancelled,
+        )
+        new = sorted(self._bundles() - before)
+        if status == "canceled":
+            # Even if a bundle came home: the run was ended from outside, and its GPUs were not left clean.
+            return Outcome("cancelled", None, None)
+        if not new:
+            return Outcome("failed", None, failure[-1] if failure else f"bench.yml ended as {status}")
+        try:
+            found = bundle.read(self.results / self.spec.name / new[-1])
+        except BundleError as error:
+            return Outcome("failed", new[-1], str(error))
+        reason = found.run.get("reason")
+        start = found.provenance.get("start") or {}
+        return Outcome(
+            str(found.run["status"]),
+            new[-1],
+            str(reason).splitlines()[0] if reason else None,
+            start["id"] if start.get("left_running") else None,
+        )
+
+    def stop_servers(self) -> None:
+        self._play("playbooks/stop.yml", self.variables)
+
+    def _play(self, playbook: str, variables: Mapping[str, Any], **options: Any) -> str:
+        """How it ended, in ansible-runner's word."""
+        import ansible_runner
+
         with tempfile.TemporaryDirectory(prefix="servelab-campaign-") as scratch:
             done = ansible_runner.run(
                 private_data_dir=scratch,
                 project_dir=str(self.root),
-                playbook="bench.yml",
-                extravars={
-                    **self.spec.variables,
-                    **self.variables,
-                    **variables,
-                    "mode": mode,
-                    "campaign": self.spec.name,
-                    "levels": ",".join(map(str, levels)),
-                    "bench_seed": seed,
-                    "bench_results_dir": str(self.results),
-                    # Between its runs too, nobody else may have the GPUs; when this process is dead, anybody may.
-                    "gpu_clean_lease_pid": os.getpid(),
-                    # A level that is not valid is recorded; the others of the run still count.
-                    "bench_invalid_ok": True,
-                },
+                playbook=playbook,
+                extravars=dict(variables),
                 envvars={
                     "ANSIBLE_CONFIG": str(self.root / "ansible.cfg"),
                     "PWD": str(self.root),
                     **self.inventory,
                     **orphans.mark(self.results),
                 },
-                event_handler=listen,
-                cancel_callback=cancelled,
                 quiet=True,
+                **options,
             )
-        new = sorted(self._bundles() - before)
-        if done.status == "canceled":
-            # Even if a bundle came home: the run was ended from outside, and its GPUs were not left clean.
-            return Outcome("cancelled", None, None)
-        if not new:
-            return Outcome("failed", None, failure[-1] if failure else f"bench.yml ended as {done.status}")
-        try:
-            run = bundle.read(self.results / self.spec.name / new[-1]).run
-        except BundleError as error:
-            return Outcome("failed", new[-1], str(error))
-        reason = run.get("reason")
-        return Outcome(str(run["status"]), new[-1], str(reason).splitlines()[0] if reason else None)
+        return str(done.status)
 
     def _bundles(self) -> set[str]:
         directory = self.results / self.spec.name

@@ -21,7 +21,8 @@ class Spec:
     """``modes``: the first is the one that the others are compared with; the same twice is an A/A test. ``seed``: of
     the first repetition's prompts, the next ones count up. ``precision``: stop when every interval is within this share
     of its ratio (0: never). ``adaptive``: mode → the mode from whose crossover with the first one its configuration is
-    made. ``variables``: passed on to bench.yml as they are."""
+    made. ``keep_server``: two runs of one mode in a row share a start. ``variables``: passed on to bench.yml as they
+    are."""
 
     name: str
     description: str
@@ -32,6 +33,7 @@ class Spec:
     refine: bool = True
     pause_seconds: float = 0.0
     precision: float = 0.0
+    keep_server: bool = False
     adaptive: dict[str, str] = field(default_factory=dict)
     variables: dict[str, Any] = field(default_factory=dict)
 
@@ -55,6 +57,7 @@ _KEYS: dict[str, tuple[type | tuple[type, ...], str, bool]] = {
     "refine": (bool, "true or false", False),
     "pause_seconds": ((int, float), "a number of seconds", False),
     "precision": ((int, float), "a share from 0 to below 1, as 0.02", False),
+    "keep_server": (bool, "true or false", False),
     "adaptive": (dict, "a mapping of a later mode to an earlier one that is not the first", False),
     "variables": (dict, "a mapping of bench_* variables", False),
 }

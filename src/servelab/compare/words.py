@@ -97,8 +97,15 @@ def _repetitions(comparison: Comparison) -> str:
             "One run per mode: the noise between two starts is unknown, so no interval is given. Two starts of one "
             "mode on an H200 were up to 20 % apart; repeat before you believe in less (a campaign does)."
         )
+    kept = sum(bool((run.provenance.get("start") or {}).get("went_on")) for run in comparison.runs)
+    starts = (
+        f"{n} repetitions. In {kept} of the {2 * n} runs the server of the run before went on (keep_server), so two "
+        "repetitions share a start, and the brackets see only a part of the noise between starts."
+        if kept
+        else f"{n} repetitions, each one fresh start of both modes."
+    )
     return (
-        f"{n} repetitions, each one fresh start of both modes. Brackets are 95 % t intervals of the paired ratio; "
+        f"{starts} Brackets are 95 % t intervals of the paired ratio; "
         f"“faster” holds for all levels of this report together (Holm) and beyond {MARGIN:.0%}."
     )
 
