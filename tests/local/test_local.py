@@ -90,6 +90,30 @@ def test_a_unit_that_was_edited_by_hand_is_found_and_repaired(keeper: Process) -
     assert unit.read_text() == right
 
 
+def test_a_kept_server_goes_on_into_the_next_run_and_is_stopped_after_the_last(keeper: Process, tmp_path: Path) -> None:
+    """The baseline twice, which is an A/A test: its second run finds the server of the first."""
+    wanted = {"description": "A/A", "modes": ["baseline", "baseline"], "levels": [1], "repetitions": 1}
+    (tmp_path / "kept.yml").write_text(json.dumps({**wanted, "keep_server": True}))
+    command = [str(Path(sys.executable).with_name("servelab")), "campaign", str(tmp_path / "kept.yml")]
+    command += ["-i", "inventory/local", "--results", str(tmp_path), "-e", f"sglang_server_port={PORT}"]
+    environment = {**os.environ, "SERVELAB_PREFIX": str(PREFIX)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    first, second = (
+        json.loads((path / "provenance.json").read_text()) for path in sorted((tmp_path / "kept").glob("*-baseline"))
+    )
+    assert (first["start"]["went_on"], first["start"]["left_running"]) == (False, True), done.stdout[-4000:]
+    assert (second["start"]["went_on"], second["start"]["left_running"]) == (True, False)
+    assert first["start"]["id"] == second["start"]["id"]
+    # Clean before the first and after the last; between them nobody looked, and the record does not say so.
+    assert [bool(run["gpu_clean"][when]) for run in (first, second) for when in ("before", "after")] == [
+        True,
+        False,
+        False,
+        True,
+    ]
+    assert keeper.running("servelab-*.service") == ["servelab-gpu-driver.service"]
+
+
 @pytest.fixture(scope="module")
 def run(keeper: Process, tmp_path_factory: pytest.TempPathFactory) -> Path:
     results = tmp_path_factory.mktemp("results")
