@@ -102,7 +102,9 @@ def node_interface(facts: dict[str, Any], name: str, hostvars: Mapping[str, Any]
 def status_lines(servers: list[dict[str, Any]], patch: dict[str, Any], gpus: list[dict[str, Any]]) -> list[str]:
     """What playbooks/status.yml prints; `patch` is what sglang_patch says in check mode."""
     known = patch.get("shape") is not None and not patch.get("failed")
-    return server_status.lines(servers, patch.get("manifest_sha256") is not None if known else None, gpus)
+    return server_status.lines(
+        servers, patch.get("manifest_sha256") is not None if known else None, gpus, patch.get("release")
+    )
 
 
 def render_mode(

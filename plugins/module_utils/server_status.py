@@ -59,8 +59,16 @@ def age(seconds: float) -> str:
     return f"{whole} s"
 
 
-def lines(servers: Sequence[Mapping[str, Any]], patched: bool | None, gpus: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What playbooks/status.yml prints. An unknown figure is a question mark, never 0."""
+def lines(
+    servers: Sequence[Mapping[str, Any]],
+    patched: bool | None,
+    gpus: Sequence[Mapping[str, Any]],
+    installed: str | None = None,
+) -> list[str]:
+    """What playbooks/status.yml prints. An unknown figure is a question mark, never 0.
+
+    installed: the release of the stack in use, of which `patched` is told; a server may still be another's.
+    """
     said: list[str] = []
     for server in servers:
         unit, found = server["unit"], server["figures"]
@@ -76,6 +84,8 @@ def lines(servers: Sequence[Mapping[str, Any]], patched: bool | None, gpus: Sequ
             continue
         release = found["release"] or server.get("release") or "?"
         state = {True: "all-reduce patch in place", False: "unpatched", None: "patch state unknown"}[patched]
+        if installed and found["release"] not in (None, installed):
+            state = f"while the stack in use is {installed} by now, patch state unknown"
         said.append(f"  stack: SGLang {release}, {state}; model {found['model'] or '?'}")
         pool = f"KV cache {_percent(found['kv_use'])} of {_figure(found['kv_tokens'], 'd')} tokens"
         accepted = _figure(found["accept_length"], ".2f", "none")

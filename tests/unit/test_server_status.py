@@ -61,6 +61,19 @@ def test_the_lines() -> None:
     ]
 
 
+def test_of_a_server_of_the_stack_before_the_patch_is_not_known() -> None:
+    """The link has moved since it was started, and who looked for the patch looked behind the link."""
+    server = {
+        "mode": "eagle3", "unit": "servelab-eagle3.service", "owner": "serve", "seconds": 11520.0, "health": "healthy",
+        "release": "0.5.23", "figures": figures(INFO, LOADS),
+    }  # fmt: skip
+    said = "  stack: SGLang 0.5.15, while the stack in use is 0.5.23 by now, patch state unknown; model synth-llama"
+    assert lines([server], True, [], "0.5.23")[1] == said
+    assert (
+        lines([server], True, [], "0.5.15")[1] == "  stack: SGLang 0.5.15, all-reduce patch in place; model synth-llama"
+    )
+
+
 def test_a_server_that_starts_says_nothing_yet() -> None:
     server = {
         "mode": "baseline", "unit": "servelab-baseline.service", "owner": None, "seconds": 42.7,

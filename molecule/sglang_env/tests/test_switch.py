@@ -96,6 +96,7 @@ def switched(play, guest):
         look("old")
         seen["upgrade"] = play(*OWN)
         look("link moved")
+        seen["status"] = play(playbook=PLAYBOOKS / "status.yml")
         seen["first prune"] = play(playbook=PLAYBOOKS / "prune.yml")
         seen["rendering"] = play(playbook=UNITS, **SERVER)
         look("unit rendered")
@@ -121,6 +122,12 @@ def test_a_server_keeps_its_stack_when_the_link_moves(switched):
     assert old_unit == unit == {old}
     # The same process, and what it would load and start is there and still of its release.
     assert after == before
+
+
+def test_status_tells_what_runs_and_not_what_the_link_names(switched):
+    (said,) = switched["status"].results["Tell it"]
+    (stack,) = [line.strip() for line in said["msg"] if line.strip().startswith("stack: ")]
+    assert stack.startswith("stack: SGLang 0.5.12, while the stack in use is 0.5.23 by now, patch state unknown;")
 
 
 def test_its_unit_is_written_anew_while_it_runs(switched):
