@@ -47,7 +47,7 @@ class Peer:
         self.sock.sendall(data)
         until = time.monotonic() + 5
         while self.wire.bytes_read < before + len(data):
-            self.ended += self.wire.turn(0.1)
+            self.ended += self.wire.turn(0.001)
             assert time.monotonic() < until
 
     def stop_listening(self) -> None:
@@ -79,6 +79,29 @@ def test_a_response_torn_at_every_byte_ends_with_its_last_one(peer: Peer, raw: b
         exchange = peer.ended[-1]
         assert (exchange.error, exchange.keep, exchange.parts) == (None, True, [raw[:cut], raw[cut:]])
     assert peer.wire.opened == 1  # kept alive all along
+
+
+def test_a_turn_goes_on_until_something_has_ended(peer: Peer) -> None:
+    """Chunks on their way are no reason to go back to who waits for ends."""
+    peer.wire.send(0, b"x", 0)
+    peer.turn()
+    peer.accept()
+    answered = threading.Thread(target=_slowly, args=(peer.sock, CHUNKED))
+    answered.start()
+    (ended,) = peer.wire.turn(30)
+    answered.join()
+    assert (b"".join(ended.parts), ended.error) == (CHUNKED, None)
+    assert len(ended.parts) > 1
+    peer.wire.send(1, b"x", 0)
+    peer.sock.sendall(CHUNKED[:-1])
+    assert peer.wire.turn(0.2) == []
+    assert peer.wire.in_flight == 1
+
+
+def _slowly(sock: socket.socket, data: bytes) -> None:
+    for at in range(0, len(data), 40):
+        sock.sendall(data[at : at + 40])
+        time.sleep(0.02)
 
 
 def test_a_response_in_random_pieces(peer: Peer) -> None:
@@ -246,17 +269,17 @@ def test_the_rest_between_two_turns(
     monkeypatch.setattr("servelab.load.wire.time", clock)
     peer = Peer(kernel_stamps=stamps)
     peer.wire.send(0, b"x", 0)
-    peer.turn()
+    peer.wire._look(0.1, [])  # no whole turn: its clock stands still
     peer.accept()
     peer.wire.in_flight, peer.wire._reads = in_flight, reads
     clock.now = 250_000_000
     peer.wire.set_rest()
 
     def slept(timeout: float) -> float:
-        """ms that a turn rests before it looks."""
+        """ms that the wire rests before it looks."""
         before = clock.now
         peer.sock.sendall(b"y")  # something to read, so that no turn waits
-        peer.wire.turn(timeout)
+        peer.wire._look(timeout, [])
         return (clock.now - before) / 1e6
 
     assert slept(5) == 0  # nothing was read before

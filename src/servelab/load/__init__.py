@@ -6,7 +6,7 @@ arrivals  load shapes: closed loop, Poisson, constant, burst, ramp; when a windo
 clock     whether the system clock was set meanwhile
 capture   what the wire recorded of one request, on its way through a file
 http      strict HTTP/1.1 framing of recorded bytes, after the level
-forms     events that are like others, without taking each apart
+forms     streams whose events are like others, without taking each apart
 rows      a recorded request → one raw row
 metrics   rows → the figures of a level
 prompts   generated prompts

@@ -10,10 +10,13 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import add
 from pathlib import Path
 from types import TracebackType
 
 from servelab.load.wire import TIMESPEC, Exchange
+
+SECOND = 1_000_000_000
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ def read(path: Path) -> Iterator[Record]:
 def _times(stamps: bytes, reads: Sequence[int], bare: list[bool]) -> list[int]:
     """The kernel's times, and those of the reads where it gave none."""
     flat = array("q", stamps)
-    times = [seconds * 1_000_000_000 + ns for seconds, ns in zip(flat[::2], flat[1::2], strict=True)]
+    times = list(map(add, map(SECOND.__mul__, flat[::2]), flat[1::2]))
     if not bare:
         return times
     stamped = iter(times)

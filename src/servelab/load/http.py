@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, repeat
-from operator import add
 
 # A chunk's size as RFC 9112 has it, with an extension that means nothing to us.
 SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]*)?\r\n")
-# A response head that the fast way below takes at its word.
+# A response head that `plain_stream` takes at its word.
 PLAIN_HEAD = re.compile(rb"HTTP/1\.1 200(?: [^\r\n]*)?\r\n(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n]*\r\n)+\r\n")
 LAST_CHUNK = b"\r\n0\r\n\r\n"
 
@@ -75,47 +73,19 @@ def parse_response(raw: bytes, *, closed: bool) -> Response:
     return Response(status, headers, body, [(len(body), len(raw))], problem)
 
 
-def whole_events(raw: bytes, edges: Sequence[int], times: Sequence[int]) -> tuple[list[int], list[str]] | None:
-    """(arrivals, data) of a response's events, where it has the form in which servers send one: complete, every chunk
-    one `data: …` event of one line. None for anything else, which `parse_response` must judge.
-
-    The same answer as the long way in a fraction of the time, because no step here is taken event by event in Python:
-    reading what was recorded is most of what the client costs.
-    """
+def plain_stream(raw: bytes) -> int | None:
+    """Where the body of a complete response begins that is an event stream in chunks, with a head beyond doubt. None
+    for anything else, which `parse_response` must judge."""
     head = PLAIN_HEAD.match(raw)
     if head is None or not raw.endswith(LAST_CHUNK):
         return None
     _, headers, start = _head(head[0])
-    if (
-        headers.get("transfer-encoding", "").lower() != "chunked"
-        or "content-length" in headers
-        or not headers.get("content-type", "").startswith("text/event-stream")
-    ):
-        return None
-    pieces = raw[start : -len(LAST_CHUNK)].split(b"\r\n")
-    sizes, chunks = pieces[::2], pieces[1::2]
-    lengths = list(map(len, chunks))
-    # A size that is written in another way, a chunk of another size, and the last chunk before the end all differ.
-    if list(map(b"%x".__mod__, lengths)) != list(map(bytes.lower, sizes)) or not all(lengths):
-        return None
-    body = b"".join(chunks)
-    events = body[len(b"data: ") : -len(b"\n\n")].split(b"\n\ndata: ")
-    if (
-        not body.startswith(b"data: ")
-        or not body.endswith(b"\n\n")
-        or body.count(b"\n") != 2 * len(events)  # none but those between and behind the events
-        or b"\r" in body
-        or list(map((8).__add__, map(len, events))) != lengths
-    ):
-        return None
-    try:
-        texts = body[len(b"data: ") : -len(b"\n\n")].decode().split("\n\ndata: ")
-    except UnicodeDecodeError:
-        return None
-    # An event has arrived when the last byte of its chunk's data has: \r\n stands before that and behind it.
-    ends = accumulate(map(add, map(len, sizes), map((4).__add__, lengths)), initial=start - 2)
-    next(ends)
-    return list(map(times.__getitem__, map(bisect_left, repeat(edges), ends))), texts
+    plain = (
+        headers.get("transfer-encoding", "").lower() == "chunked"
+        and "content-length" not in headers
+        and headers.get("content-type", "").startswith("text/event-stream")
+    )
+    return start if plain else None
 
 
 def _head(raw: bytes) -> tuple[int, dict[str, str], int]:

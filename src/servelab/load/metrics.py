@@ -364,6 +364,9 @@ class Tally:
         late = spread(self.late, P99_REQUESTS, ms)
         failed = sum(self.errors.values())
         n_tpot = len(self.tpot)
+        chunk_gap = spread(self.gaps, n, ms)
+        # Where each gap brought one token they are the same values, millions at a large level.
+        alike = self.itl.keys() == {1} and len(self.itl[1]) == gaps
         return {
             "concurrency": concurrency,
             "requests": {
@@ -388,8 +391,8 @@ class Tally:
             "ttft_ms": spread(self.ttft, n, ms),
             "ttfa_ms": spread(self.ttfa, n, ms),
             "tpot_ms": spread(self.tpot, n, ms),
-            "chunk_gap_ms": spread(self.gaps, n, ms),
-            "itl_ms": weighted_spread(self.itl, n, ms),
+            "chunk_gap_ms": chunk_gap,
+            "itl_ms": dict(chunk_gap) if alike else weighted_spread(self.itl, n, ms),
             "e2e_ms": spread(self.e2e, n, ms),
             "prompt_tokens_mean": _figure(self.prompt_tokens / n) if n else None,
             "cached_tokens_mean": _figure(self.cached_tokens / n) if self.cached_tokens is not None else None,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from servelab.load.capture import Record
 from servelab.load.forms import Forms
-from servelab.load.http import BadResponse, parse_response, whole_events
+from servelab.load.http import BadResponse, parse_response, plain_stream
 from servelab.shared.sse import Reply, read_reply, split_events
 
 SECOND = 1_000_000_000
@@ -25,8 +25,7 @@ def interpret(
     if record.error is not None and not record.raw:
         return Reply(error=record.error)
     try:
-        found = whole_events(record.raw, record.edges, record.times) if record.error is None else None
-        reply = (forms or Forms()).read(*found, count) if found is not None else _long_way(record, count)
+        reply = _short_way(record, count, forms or Forms()) or _long_way(record, count)
     except BadResponse as problem:
         return Reply(error=record.error or (problem.kind, str(problem)))
     if reply.error is None and expected_tokens is not None and not reply.estimated:
@@ -34,6 +33,11 @@ def interpret(
         if tokens != expected_tokens:
             reply.error = ("wrong_token_count", f"{tokens} tokens where {expected_tokens} were asked for")
     return reply
+
+
+def _short_way(record: Record, count: Callable[[str], int] | None, forms: Forms) -> Reply | None:
+    start = plain_stream(record.raw) if record.error is None else None
+    return None if start is None else forms.read(record.raw, start, record.edges, record.times, count)
 
 
 def _long_way(record: Record, count: Callable[[str], int] | None) -> Reply:

@@ -176,10 +176,22 @@ class Wire:
         return seconds - rest
 
     def turn(self, timeout: float) -> list[Exchange]:
-        """Wait up to `timeout` seconds for bytes, read what is there once per socket; returns what ended."""
+        """Read what comes, once per socket and look, until something has ended or `timeout` seconds are over; returns
+        what ended."""
         done, self._failed = self._failed, []
         if done:
             timeout = 0.0
+        until = time.monotonic_ns() + int(timeout * 1e9)
+        while True:
+            self._look(timeout, done)
+            timeout = (until - time.monotonic_ns()) / 1e9
+            if done or self._failed or timeout <= 0:
+                break
+        self.in_flight -= len(done)
+        return done
+
+    def _look(self, timeout: float, done: list[Exchange]) -> None:
+        """One look, after waiting up to `timeout` seconds for bytes. What ended is added to `done`."""
         connections = self._connections
         clock = self.clock
         ready = self._epoll.poll(self._rested(timeout))
@@ -229,8 +241,6 @@ class Wire:
                     exchange.error = ("cut", "the server closed the connection before the response was complete")
             self._finish(connection, exchange, now)
             done.append(exchange)
-        self.in_flight -= len(done)
-        return done
 
     def overdue(self, sent_before: int) -> list[Exchange]:
         """End every exchange that is due or was sent before that time and has not ended; for time-outs."""
