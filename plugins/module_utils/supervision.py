@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +17,7 @@ from . import supervise
 from .modes_unit import unit_env, unit_word
 from .supervise import Places, SuperviseError
 
-__all__ = ["KINDS", "SUPERVISOR_OPTIONS", "SuperviseError", "Supervisor", "supervisor"]
+__all__ = ["KINDS", "SUPERVISOR_OPTIONS", "SuperviseError", "Supervisor", "outdated", "supervisor"]
 
 KINDS = ("systemd", "process")
 # Options of every module that asks about a unit; documented in doc_fragments/supervisor.py.
@@ -84,6 +85,20 @@ class Supervisor(Protocol):
 def supervisor(kind: str, prefix: str = "") -> Supervisor:
     """The supervisor of this machine; `prefix` is the directory below which etc, run, var and opt are."""
     return Process(prefix.rstrip("/")) if kind == "process" else Systemd()
+
+
+def outdated(keeper: Supervisor, unit: str, reads: Iterable[str | Path] = ()) -> list[str]:
+    """Of a unit's file and those that its process reads at its start, the ones written since it was started.
+
+    It runs with what they said before, whoever wrote them: a task's "changed" is forgotten with its run. Nothing where
+    it does not run.
+    """
+    shown = keeper.show(unit)
+    if shown.get("ActiveState") not in RUNNING:
+        return []
+    began = time.time() - (time.monotonic() - int(shown["InactiveExitTimestampMonotonic"]) / 1e6)
+    files = (Path(file) for file in (keeper.unit_file(unit), *reads))
+    return [str(file) for file in files if file.is_file() and file.stat().st_mtime > began]
 
 
 def _ask(*words: str, timeout: float | None = None) -> tuple[int, str, str]:

@@ -33,6 +33,11 @@ options:
     description: Environment of O(command). Never a secret.
     type: dict
     default: {}
+  reads:
+    description: Files that its process reads at its start and never again. The unit's own file need not be named.
+    type: list
+    elements: path
+    default: []
   log:
     description: File to which O(command) writes. Needed with it.
     type: path
@@ -65,6 +70,12 @@ active:
   description: Whether it is neither inactive nor failed, now.
   returned: always
   type: bool
+outdated:
+  description: Which of the unit's file and O(reads) were written since it was started, so that it runs with what they
+    said before. Empty when it does not run.
+  returned: always
+  type: list
+  elements: str
 invocation_id:
   description: The id of its last start, by which its log is found. Empty when it was never started.
   returned: always
@@ -76,6 +87,7 @@ from ansible_collections.servelab.sglang.plugins.module_utils.supervision import
     SUPERVISOR_OPTIONS,
     SuperviseError,
     Supervisor,
+    outdated,
     supervisor,
 )
 
@@ -120,6 +132,7 @@ def main() -> None:
             },
             "command": {"type": "list", "elements": "str"},
             "environment": {"type": "dict", "default": {}},
+            "reads": {"type": "list", "elements": "path", "default": []},
             "log": {"type": "path"},
             "pins_memory": {"type": "bool", "default": False},
             **SUPERVISOR_OPTIONS,
@@ -131,12 +144,14 @@ def main() -> None:
     try:
         changed = bring(module, keeper)
         shown = keeper.show(module.params["name"])
+        late = outdated(keeper, module.params["name"], module.params["reads"])
     except (SuperviseError, OSError) as error:
         module.fail_json(msg=str(error))
     module.exit_json(
         changed=changed,
         exists=shown.get("LoadState") != "not-found",
         active=shown.get("ActiveState", "") not in ("inactive", "failed", ""),
+        outdated=late,
         invocation_id=shown.get("InvocationID", ""),
     )
 

@@ -16,7 +16,7 @@ import pytest
 
 from servelab.shared import supervise
 from servelab.shared.modes_unit import unit_command, unit_env
-from servelab.shared.supervision import Process, supervisor
+from servelab.shared.supervision import Process, outdated, supervisor
 
 UNIT = "servelab-baseline.service"
 # Ends on SIGTERM, and leaves a child in a session of its own that is deaf to it: what SGLang's worst day looks like.
@@ -303,3 +303,22 @@ def test_a_holder_is_given_its_unit(keeper: Process, tmp_path: Path) -> None:
 def test_what_it_cannot_keep_is_refused(line: str, said: str) -> None:
     with pytest.raises(supervise.SuperviseError, match=said):
         supervise.parse(f"[Service]\nExecStart=/bin/true\n{line}\n")
+
+
+def test_a_file_that_was_written_since_the_start_is_told_whoever_wrote_it(keeper: Process, tmp_path: Path) -> None:
+    keys, gone = tmp_path / "keys", tmp_path / "gone"
+    keys.write_text("old")
+    write(keeper, "/usr/bin/sleep", "600")
+    assert outdated(keeper, UNIT, [keys, gone]) == [], "it does not run"
+    keeper.start(UNIT)
+    assert outdated(keeper, UNIT, [keys, gone]) == []
+    # The clock of files is coarse: one that is written within a tick of the start may seem older.
+    time.sleep(0.02)
+    keys.write_text("new")
+    assert outdated(keeper, UNIT, [keys, gone]) == [str(keys)]
+    write(keeper, "/usr/bin/sleep", "601")
+    assert outdated(keeper, UNIT, [keys, gone]) == [str(keeper.unit_file(UNIT)), str(keys)]
+    keeper.stop(UNIT)
+    assert outdated(keeper, UNIT, [keys]) == []
+    keeper.start(UNIT)
+    assert outdated(keeper, UNIT, [keys]) == []
