@@ -1,158 +1,81 @@
 """One (simulated) server over two guests, over a local connection, end to end.
 
-    pytest tests/local/test_nodes.py      (some minutes: SGLang's wheel is installed below .lab)
-
-Two names of this machine, each with a directory and simulated cards of its own, are the guests; they meet on its
-loopback, which only guests of one machine may. All is gone afterwards.
+pytest tests/local/test_nodes.py      (some minutes: SGLang's wheel is installed below .lab)
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
-import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
+from two_guests import FIRST, MEETING, ROOT, SECOND, Guest, changed, command, complete, play
 
-from servelab.shared.supervision import Process
-
-ROOT = Path(__file__).resolve().parents[2]
-# Two levels below the checkout, as the variables of inventory/local want it.
-INVENTORY = ROOT / ".lab/nodes-inventory"
-FIRST, SECOND = ROOT / ".lab/na", ROOT / ".lab/nb"
-RESULTS = ROOT / ".lab/nodes-results"
+pytestmark = pytest.mark.usefixtures("guests")
+SERVE, PAIR = "playbooks/serve.yml", ("-e", "mode=pair")
 UNIT = "servelab-pair.service"
-MODEL = "/shared/kimi-k2.5-int4"
-HEAD, OTHER, MEETING = 30921, 30922, 30925
-PAIR = {
-    "description": "Tensor parallel over two guests",
-    "extends": "baseline",
-    "nodes": 2,
-    "args": {"tp_size": 4},
-}
-_ORDER = ["first", "second"]
 
 
-def inventory() -> dict[str, Any]:
-    guests = {
-        "first": {"servelab_prefix": str(FIRST), "sglang_server_port": HEAD},
-        "second": {
-            "servelab_prefix": str(SECOND),
-            "sglang_server_port": OTHER,
-            # One installation of SGLang is enough to read flags from.
-            "sglang_env_current": str(FIRST / "opt/servelab/stack"),
-        },
-    }
-    together = {
-        "lab_node_time_scale": 20,
-        "sglang_server_dist_address": "127.0.0.1",
-        "sglang_server_dist_port": MEETING,
-        "sglang_server_mode_dirs": [str(INVENTORY / "modes")],
-        "bench_results_dir": str(RESULTS),
-        # They are one machine, and see each other's processes.
-        "sglang_server_poll_interval": 0.5,
-    }
-    return {
-        "gpu_guests": {"hosts": guests, "vars": together},
-        "lab_doubles": {"hosts": {"first": None, "second": None}},
-    }
+def states() -> list[str]:
+    return [guest.keeper.show(UNIT)["ActiveState"] for guest in (FIRST, SECOND)]
 
 
-def play(playbook: str, *words: str, check: bool = True) -> str:
-    """Run a playbook on the two; its output. Fails with it unless `check` is False."""
-    program = str(Path(sys.executable).with_name("ansible-playbook"))
-    place = playbook if playbook.endswith(".yml") else f"playbooks/{playbook}.yml"
-    done = subprocess.run(
-        [program, "-i", str(INVENTORY), place, *words], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert not check or done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    return " ".join(done.stdout.replace("''", "'").split())
-
-
-def complete(port: int) -> int:
-    """The HTTP status of a completion."""
-    body = json.dumps({"model": MODEL, "prompt": "Say something", "max_tokens": 4}).encode()
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/completions", body, {"Content-Type": "application/json"}
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return error.code
-
-
-def changed(output: str, host: str = "first") -> int:
-    found = re.search(rf"{host} +: ok=\d+ +changed=(\d+)", output)
-    assert found is not None, output[-2000:]
-    return int(found[1])
-
-
-def state(keeper: Process) -> str:
-    return keeper.show(UNIT)["ActiveState"]
+def start_of(guest: Guest) -> str:
+    return guest.keeper.show(UNIT)["InvocationID"]
 
 
 @pytest.fixture(scope="module")
-def keepers() -> Iterator[tuple[Process, Process]]:
-    (INVENTORY / "modes").mkdir(parents=True, exist_ok=True)
-    (INVENTORY / "hosts.yml").write_text(json.dumps(inventory()))
-    (INVENTORY / "modes/pair.yml").write_text(yaml.safe_dump(PAIR))
-    link = INVENTORY / "group_vars"
-    link.unlink(missing_ok=True)
-    link.symlink_to("../../inventory/local/group_vars")
-    try:
-        play("lab")
-        play("guest", "--tags", "sglang_env", "--limit", "first")
-        yield Process(str(FIRST)), Process(str(SECOND))
-    finally:
-        play("lab_down")
-    assert not FIRST.exists() and not SECOND.exists()
+def served(guests: None) -> str:
+    return play(SERVE, *PAIR)
 
 
-@pytest.fixture(scope="module")
-def served(keepers: tuple[Process, Process]) -> str:
-    return play("serve", "-e", "mode=pair")
-
-
-def test_every_rank_is_started_with_its_own_number_and_the_first_answers(
-    served: str, keepers: tuple[Process, Process]
-) -> None:
+def test_every_rank_is_started_with_its_own_number_and_the_first_answers(served: str) -> None:
     assert "ready: answered a completion and a long prompt" in served
-    assert [state(keeper) for keeper in keepers] == ["active", "active"]
-    assert complete(HEAD) == 200 and complete(OTHER) == 404
-    for number, prefix in enumerate((FIRST, SECOND)):
-        mode = json.loads((prefix / "etc/servelab/modes/pair.json").read_text())
+    assert states() == ["active", "active"]
+    assert complete(FIRST.port) == 200 and complete(SECOND.port) == 404
+    for number, guest in enumerate((FIRST, SECOND)):
+        mode = json.loads((guest.prefix / "etc/servelab/modes/pair.json").read_text())
         assert (mode["args"]["nnodes"], mode["args"]["node_rank"]) == (2, number)
         assert mode["args"]["dist_init_addr"] == f"127.0.0.1:{MEETING}"
         assert mode["env"]["GLOO_SOCKET_IFNAME"] == mode["env"]["NCCL_SOCKET_IFNAME"] == "lo"
 
 
 def test_status_tells_the_ranks(served: str) -> None:
-    said = play("status")
+    said = play("playbooks/status.yml")
     assert "rank 0 of 2" in said and "rank 1 of 2" in said
 
 
-def test_a_second_start_changes_nothing(served: str, keepers: tuple[Process, Process]) -> None:
-    before = [keeper.show(UNIT)["InvocationID"] for keeper in keepers]
-    again = play("serve", "-e", "mode=pair")
-    assert [keeper.show(UNIT)["InvocationID"] for keeper in keepers] == before
-    assert changed(again) == changed(again, "second")
+def test_a_second_start_changes_nothing(served: str) -> None:
+    before = [start_of(guest) for guest in (FIRST, SECOND)]
+    again = play(SERVE, *PAIR)
+    assert [start_of(guest) for guest in (FIRST, SECOND)] == before
+    assert changed(again) == changed(again, SECOND)
+    assert "runs with older settings than" not in again
 
 
-def test_stop_ends_both(served: str, keepers: tuple[Process, Process]) -> None:
-    play("stop")
-    assert [state(keeper) for keeper in keepers] == ["inactive", "inactive"]
-    assert [keeper.pids(UNIT) for keeper in keepers] == [set(), set()]
+def test_what_an_earlier_run_wrote_is_told_and_a_restart_is_one_of_both(served: str) -> None:
+    before = [start_of(guest) for guest in (FIRST, SECOND)]
+    changing = ("-e", "sglang_server_stop_timeout=33")
+    said = play(SERVE, *PAIR, *changing)
+    assert "servelab-pair runs with older settings than its files have" in said
+    assert [start_of(guest) for guest in (FIRST, SECOND)] == before
+    # As if only the second's had changed: the first ends with it all the same.
+    os.utime(FIRST.keeper.unit_file(UNIT), (1, 1))
+    play(SERVE, *PAIR, *changing, "-e", "sglang_server_restart_ok=true")
+    after = [start_of(guest) for guest in (FIRST, SECOND)]
+    assert states() == ["active", "active"] and not set(after) & set(before)
+    assert complete(FIRST.port) == 200
+
+
+def test_stop_ends_both(served: str) -> None:
+    play("playbooks/stop.yml")
+    assert states() == ["inactive", "inactive"]
+    assert [guest.keeper.pids(UNIT) for guest in (FIRST, SECOND)] == [set(), set()]
 
 
 @pytest.mark.parametrize(
@@ -169,53 +92,53 @@ def test_stop_ends_both(served: str, keepers: tuple[Process, Process]) -> None:
         (["-e", '{"sglang_server_extra_args": {"tp_size": 5}}'], "its 5 ranks (tp_size) do not divide by 2"),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_changes(
-    keepers: tuple[Process, Process], words: list[str], sentence: str
-) -> None:
-    said = play("serve", "-e", "mode=pair", *words, check=False)
+def test_what_cannot_work_is_refused_before_anything_changes(words: list[str], sentence: str) -> None:
+    said = play(SERVE, *PAIR, *words, check=False)
     assert sentence in said
-    assert [state(keeper) for keeper in keepers] == ["inactive", "inactive"]
+    assert states() == ["inactive", "inactive"]
 
 
-def test_a_rank_that_dies_ends_the_start_with_its_own_cause(keepers: tuple[Process, Process]) -> None:
-    program = str(Path(sys.executable).with_name("ansible-playbook"))
-    # Slow enough to be killed while it loads.
-    config = SECOND / "opt/servelab-lab/server.json"
-    slow = [path for path in (FIRST / "opt/servelab-lab/server.json", config) if path.exists()]
-    kept = {path: path.read_text() for path in slow}
-    for path in slow:
-        path.write_text(json.dumps(json.loads(kept[path]) | {"load_seconds": 1200}))
-    start = subprocess.Popen(
-        [program, "-i", str(INVENTORY), "playbooks/serve.yml", "-e", "mode=pair"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+@pytest.fixture
+def slow_to_load() -> Iterator[None]:
+    """Starts that last, so that a rank can be killed in one."""
+    files = [guest.prefix / "opt/servelab-lab/server.json" for guest in (FIRST, SECOND)]
+    before = [file.read_text() for file in files]
+    for file, text in zip(files, before, strict=True):
+        file.write_text(json.dumps(json.loads(text) | {"load_seconds": 1200}))
+    yield
+    for file, text in zip(files, before, strict=True):
+        file.write_text(text)
+
+
+def test_a_rank_that_dies_ends_the_start_with_its_own_cause(slow_to_load: None) -> None:
+    # The log of an earlier start is another's.
+    earlier = start_of(SECOND)
+    start = subprocess.Popen(command(SERVE, *PAIR), cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         until = time.monotonic() + 600
-        while "Load weight begin" not in keepers[1].log(keepers[1].show(UNIT)["InvocationID"]):
-            assert time.monotonic() < until
+        while start_of(SECOND) == earlier or "Load weight begin" not in SECOND.keeper.log(start_of(SECOND)):
+            assert time.monotonic() < until and start.poll() is None, start.communicate(timeout=60)[0]
             time.sleep(0.2)
-        for pid in keepers[1].pids(UNIT):
+        for pid in SECOND.keeper.pids(UNIT):
             os.kill(pid, signal.SIGKILL)
         said = " ".join(start.communicate(timeout=600)[0].split())
     finally:
         start.kill()
-        for path, text in kept.items():
-            path.write_text(text)
     assert start.returncode != 0
     assert "rank 1 (second) ended, and with it the server over several guests: somebody killed the server" in said
-    assert [state(keeper) for keeper in keepers] != ["active", "active"]
-    assert keepers[0].pids(UNIT) == set()
+    assert states() != ["active", "active"]
+    assert FIRST.keeper.pids(UNIT) == set()
 
 
-def test_a_run_is_measured_at_the_first_and_keeps_what_the_others_said(keepers: tuple[Process, Process]) -> None:
-    said = play("bench.yml", "-e", "mode=pair", "-e", "campaign=pair", "-e", "levels=1,4")
-    [bundle] = (RESULTS / "pair").glob("*-pair")
+def test_a_run_is_measured_at_the_first_and_keeps_what_the_others_said(tmp_path: Path) -> None:
+    words = [*PAIR, "-e", "campaign=pair", "-e", "levels=1,4", "-e", f"bench_results_dir={tmp_path}"]
+    said = play("bench.yml", *words)
+    [bundle] = (tmp_path / "pair").glob("*-pair")
     assert json.loads((bundle / "run.json").read_text())["status"] == "ok", said
     provenance = json.loads((bundle / "provenance.json").read_text())
-    assert [rank["guest"] for rank in provenance["ranks"]] == _ORDER
-    assert "Dummy health check server started" in (bundle / "ranks/1/server.log").read_text()
-    assert "simulated" in (bundle / "ranks/1/server.log").read_text().splitlines()[0]
+    assert [rank["guest"] for rank in provenance["ranks"]] == ["first", "second"]
+    other = (bundle / "ranks/1/server.log").read_text()
+    # The supervisor may have told of limits before the server says anything.
+    assert "] simulated: profile=story" in other and "Dummy health check server started" in other
     assert "--node-rank 1" in (bundle / "ranks/1/unit.service").read_text()
-    assert [state(keeper) for keeper in keepers] == ["inactive", "inactive"]
+    assert states() == ["inactive", "inactive"]
