@@ -13,6 +13,8 @@ description:
   - Runs C(nvidia-smi --gpu-reset) for one card after the other. A reset ends whatever runs on a card, so it is refused
     while any process of the node or of any guest, a monitor included, has one of O(minors) open, or while a process may
     not be looked at.
+  - Persistence mode keeps a card in use, so that the driver refuses. It is switched off for the card, and on again
+    afterwards; nvidia-persistenced is no holder here.
   - Belongs on the node, or on a machine without one. In a guest the driver refuses it.
 options:
   uuids:
@@ -60,32 +62,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.servelab.sglang.plugins.module_utils.gpu_holders import scan
-from ansible_collections.servelab.sglang.plugins.module_utils.nvidia_smi import run_bounded
-
-
-def _why_not(minors: set[int]) -> str | None:
-    seen = scan(view="node")
-    for holder in seen["holders"]:
-        # A process with nvidiactl alone may be about to open any card.
-        if not holder["gpus"] or minors & set(holder["gpus"]):
-            where = f"guest {holder['vmid']}" if holder["vmid"] is not None else "the node"
-            return f"PID {holder['pid']} ({holder['name']}) of {where} has it open; stop that first"
-    if seen["unreadable"]:
-        one = seen["unreadable"][0]
-        return f"PID {one['pid']} ({one['name']}) could not be looked at, so nobody can say that it holds no GPU"
-    return None
-
-
-def _reset(uuid: str, timeout: float) -> tuple[str, str]:
-    try:
-        answer = run_bounded(["nvidia-smi", "--gpu-reset", "-i", uuid], timeout)
-    except (FileNotFoundError, PermissionError):
-        return "failed", "nvidia-smi is not installed here"
-    if answer is None:
-        return "failed", f"nvidia-smi did not answer within {timeout:g} s; only a reboot of the node is left"
-    status, out, err = answer
-    said = " ".join((out + err).split())[:300]
-    return ("reset", said) if status == 0 else ("failed", f"nvidia-smi: {said or f'exit status {status}'}")
+from ansible_collections.servelab.sglang.plugins.module_utils.gpu_reset import reset, why_not
 
 
 def main() -> None:
@@ -101,12 +78,12 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     for uuid in module.params["uuids"]:
         # Anew for each: somebody may have come meanwhile.
-        if why := _why_not(set(module.params["minors"])):
+        if why := why_not(scan(view="node"), module.params["minors"]):
             outcome, detail = "refused", why
         elif module.check_mode:
             outcome, detail = "would be reset", ""
         else:
-            outcome, detail = _reset(uuid, module.params["timeout"])
+            outcome, detail = reset(uuid, module.params["timeout"])
         results.append({"uuid": uuid, "outcome": outcome, "detail": detail})
     module.exit_json(changed=any(row["outcome"] in ("reset", "would be reset") for row in results), results=results)
 

@@ -50,6 +50,7 @@ def written(place):
 def test_every_recorded_failure_has_a_switch():
     assert set(FAULTS) >= SERVER | {
         *("smi_hang", "no_devices", "driver_mismatch", "needs_reset", "unreadable", "off_the_bus"),
+        "persistence_off",
         *("uvm_missing", "uvm_moved", "node_is_file", "guest_locked", "other_guest", "node_process", "survivors"),
     }
 

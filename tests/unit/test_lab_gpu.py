@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from servelab_lab import faults
 from servelab_lab.gpu import Claim, driver, nvidia_smi
 from servelab_lab.gpu.nodes import lay_terminals
 from servelab_lab.gpu.scan import holders
@@ -390,6 +391,46 @@ def test_a_sick_card_answers_with_a_sentinel_without_unit(node):
         0,
         "2, 4 MiB\n3, [GPU requires reset]\n",
     )
+
+
+IN_USE = """\
+The following GPUs could not be reset:
+  GPU 00000000:61:00.0: In use by another client
+
+1 device is currently being used by one or more other processes (e.g., Fabric Manager, CUDA application, \
+graphics application such as an X server, or a monitoring application such as another instance of nvidia-smi). \
+Please first kill all processes using this device and all compute applications running in the system.
+"""
+
+
+@pytest.fixture
+def switchboard(node, monkeypatch):
+    """The node of the switches is the tests' own."""
+    place = faults.Place(node.parent, node.parent / "dev")
+    monkeypatch.setattr(faults, "Place", lambda: place)
+    return place
+
+
+def test_a_card_is_reset_when_nobody_has_it_and_without_persistence_mode(node, dev, switchboard):
+    assert faults.main(["needs_reset", "on"], switchboard) == 0
+    assert smi("--gpu-reset", "-i", "3") == (255, IN_USE)
+    assert smi("-pm", "0", "-i", "3") == (0, "Disabled persistence mode for GPU 00000000:61:00.0.\nAll done.\n")
+    assert smi("--query-gpu=persistence_mode", "--format=csv,noheader", "-i", "2,3") == (0, "Enabled\nDisabled\n")
+    with holding(dev, "3"):
+        assert smi("--gpu-reset", "-i", "3") == (255, IN_USE)
+    assert faults.switched_on(switchboard) == ["needs_reset", "persistence_off"]
+    assert smi("-r", "-i", "3") == (0, "GPU 00000000:61:00.0 was successfully reset.\nAll done.\n")
+    assert smi("-pm", "1", "-i", "3") == (0, "Enabled persistence mode for GPU 00000000:61:00.0.\nAll done.\n")
+    assert faults.switched_on(switchboard) == []
+
+
+def test_a_guest_resets_nothing(node, monkeypatch):
+    elsewhere = faults.Place(node.parent / "not-here", node.parent / "dev")
+    monkeypatch.setattr(faults, "Place", lambda: elsewhere)
+    node.write_text(json.dumps({"gpu": {"values": {"3": {"persistence_mode": "Disabled"}}}}))
+    status, said = smi("--gpu-reset", "-i", "3")
+    assert status == 255 and "  GPU 00000000:61:00.0: Insufficient Permissions\n" in said
+    assert smi("-pm", "1", "-i", "3")[0] == 4
 
 
 def test_a_broken_fault_file_breaks_nothing(node, capsys):

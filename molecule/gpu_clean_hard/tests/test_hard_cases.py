@@ -205,8 +205,16 @@ def test_leftovers_go_and_what_lives_stays(guest, start):
         guest.run(f"kill -KILL {launcher}; rm -f {' '.join(left + kept)}")
 
 
+def persistent(node) -> str:
+    return node.check_output("nvidia-smi --query-gpu=persistence_mode --format=csv,noheader -i 3")
+
+
 def test_a_sick_card_is_told_with_its_remedy_and_reset_only_when_nobody_is_on_it(node, guest):
     fault(node, "needs_reset", "on")
+    # As on most nodes: it keeps every card open, and is the one that may.
+    node.run_expect([0], "ln -sf /usr/local/bin/dcgm-exporter /usr/local/bin/nvidia-persistenced")
+    daemon = "systemd-run --collect --unit=persistence /usr/local/bin/nvidia-persistenced persistence 0 0,1,2,3,4,5,6,7"
+    node.run_expect([0], daemon)
     try:
         status, said = clean(gpu_clean_deadline_s=2)
         assert status == 2 and "GPU 3 must be reset: gpu_clean_reset_ok=true" in said
@@ -215,7 +223,17 @@ def test_a_sick_card_is_told_with_its_remedy_and_reset_only_when_nobody_is_on_it
         assert status == 2 and "was refused" in said and "(dcgm-exporter) of" in said
         for host in (node, guest):
             host.run_expect([0], "systemctl stop monitor")
+        # What the driver itself says to a guest, and while somebody (here: persistence mode) is on the card.
+        assert "Insufficient Permissions" in guest.run_expect([4], "nvidia-smi -pm 0 -i 3").stdout
+        # Its status is 255, which testinfra takes for a failure of ssh.
+        refused = node.check_output("nvidia-smi --gpu-reset -i 3; echo $?")
+        assert "In use by another client" in refused and refused.endswith("255")
+        status, said = clean("--check", gpu_clean_reset_ok=True, gpu_clean_deadline_s=2)
+        assert status == 0 and persistent(node) == "Enabled", said
         status, said = clean(gpu_clean_reset_ok=True, gpu_clean_deadline_s=2)
         assert status == 0, said
+        assert persistent(node) == "Enabled"
+        assert node.run("systemctl is-active persistence").rc == 0
     finally:
+        node.run("systemctl stop persistence; rm /usr/local/bin/nvidia-persistenced")
         fault(node, "needs_reset", "off")

@@ -76,6 +76,7 @@ def _actions(name: str) -> dict[str, Any]:
 
 
 _SICK = {"memory.used": "[GPU requires reset]", "memory.free": "[GPU requires reset]"}
+_NOT_PERSISTENT = {"persistence_mode": "Disabled"}
 _UNREADABLE = {"power.draw": "[Unknown Error]", "temperature.gpu": "[Unknown Error]", "fan.speed": "[Unknown Error]"}
 
 FAULTS: dict[str, Fault] = {
@@ -84,6 +85,7 @@ FAULTS: dict[str, Fault] = {
     "no_driver": _gpu("nobody answers nvidia-smi", fault="no_driver"),
     "driver_mismatch": _gpu("library and kernel driver are of two versions", fault="mismatch"),
     "needs_reset": _gpu(f"card {CARD} answers '[GPU requires reset]' for its memory", values={str(CARD): _SICK}),
+    "persistence_off": _gpu(f"card {CARD} has no persistence mode", values={str(CARD): _NOT_PERSISTENT}),
     "unreadable": _gpu(f"card {CARD} shows ERR! for what cannot be read", values={str(CARD): _UNREADABLE}),
     "off_the_bus": _gpu(f"card {CARD} has fallen off the bus", lost=[CARD]),
     "uvm_missing": _nodes(

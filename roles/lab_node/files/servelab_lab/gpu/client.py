@@ -52,6 +52,10 @@ class Gpu:
     def busy(self) -> bool:
         return bool(self.processes)
 
+    @property
+    def persistent(self) -> bool:
+        return self.values.get("persistence_mode") != "Disabled"
+
 
 @dataclass(frozen=True)
 class State:

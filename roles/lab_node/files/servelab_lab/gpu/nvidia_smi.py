@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from .cards import CUDA_VERSION, DRIVER_VERSION, MODEL, SOCKET
+from .cards import CUDA_VERSION, DRIVER_VERSION, MODEL, SOCKET, Card
 from .client import LOST, DriverError, State, look
 from .smi_query import QueryError, query_apps, query_gpu
 from .smi_report import report
@@ -26,6 +26,7 @@ nvidia-smi [-L | -q] [-i ID[,ID...]]
 nvidia-smi --query-gpu=FIELD[,FIELD...] --format=csv[,noheader][,nounits] [-i ID[,ID...]] [-l SEC | -lms MSEC]
 nvidia-smi --query-compute-apps=FIELD[,FIELD...] --format=csv[,noheader][,nounits] [-i ID[,ID...]]
 nvidia-smi --gpu-reset -i ID
+nvidia-smi -pm 0|1 -i ID
 nvidia-smi topo -m | -p2p r|w|n|a|p
 """
 
@@ -57,6 +58,8 @@ _VALUED = {
     "--query-gpu": "gpu",
     "--query-compute-apps": "apps",
     "--format": "format",
+    "-pm": "persistence",
+    "--persistence-mode": "persistence",
     "-i": "id",
     "--id": "id",
     "-l": "loop",
@@ -139,37 +142,51 @@ def _topo(arguments: list[str], state: State) -> str:
     raise UsageError(f"Invalid combination of input arguments. {_HINT}\n")
 
 
-def _reset_cured(minor: int) -> bool:
-    """End the played sickness of a card; False in a guest, where it cannot be done."""
+def _throw(card: Card, fault: str, on: bool) -> bool:
+    """Throw a switch of the node for a card, where this one has it; False in a guest, where it cannot be done."""
     # Imported here: only this needs the switchboard.
     from ..faults import CARD, Place, SwitchError, switch
 
     place = Place()
     if not os.access(place.doubles, os.W_OK):
         return False
-    if minor == CARD:
+    if card.minor == CARD:
         with contextlib.suppress(SwitchError):
-            switch(place, "needs_reset", on=False)
+            switch(place, fault, on=on)
     return True
 
 
+_IN_USE = (
+    "\n1 device is currently being used by one or more other processes (e.g., Fabric Manager, CUDA application, "
+    "graphics application such as an X server, or a monitoring application such as another instance of nvidia-smi). "
+    "Please first kill all processes using this device and all compute applications running in the system.\n"
+)
+
+
 def _reset(state: State, ids: list[str]) -> str:
-    """What a reset says and does here: nothing while somebody is on the card; else the sickness is over."""
-    if not ids:
-        raise UsageError(f"Resetting all GPUs at once is not played. {_HINT}\n")
+    """What a reset says and does here: nothing while the card has a client; else the sickness is over."""
+    if len(ids) != 1:
+        raise UsageError(f"Resetting several GPUs at once is not played. {_HINT}\n")
+    (gpu,) = state.gpus
+    refused = f"The following GPUs could not be reset:\n  GPU {gpu.card.bus_id}: {{}}\n"
+    # Persistence mode is a client too.
+    if gpu.busy or gpu.persistent:
+        raise DriverError(refused.format("In use by another client") + _IN_USE, 255)
+    if not _throw(gpu.card, "needs_reset", on=False):
+        raise DriverError(refused.format("Insufficient Permissions"), 255)
+    return f"GPU {gpu.card.bus_id} was successfully reset.\nAll done.\n"
+
+
+def _persistence(state: State, value: str) -> str:
+    """Switch persistence mode on or off; what is played is that of one card."""
+    if value not in ("0", "1"):
+        raise UsageError(f"Invalid value for option -pm: {value}. {_HINT}\n")
     said = ""
     for gpu in state.gpus:
-        if gpu.busy:
-            raise DriverError(
-                f"GPU {gpu.card.bus_id} is currently in use by one or more other processes (e.g., Fabric Manager, CUDA "
-                "application, graphics application such as an X server, or a monitoring application such as another "
-                "instance of nvidia-smi). Please first kill all processes using this GPU and all compute applications "
-                "running in the system.\n",
-                19,
-            )
-        if not _reset_cured(gpu.card.minor):
-            raise DriverError(f"Unable to reset GPU {gpu.card.bus_id}: Insufficient Permissions\n", 4)
-        said += f"GPU {gpu.card.bus_id} was successfully reset.\n"
+        name = f"persistence mode for GPU {gpu.card.bus_id}"
+        if not _throw(gpu.card, "persistence_off", on=value == "0"):
+            raise DriverError(f"Unable to set {name}: Insufficient Permissions\n", 4)
+        said += f"{'Enabled' if value == '1' else 'Disabled'} {name}.\n"
     return said + "All done.\n"
 
 
@@ -183,6 +200,8 @@ def _answer(asked: _Asked, sock: Path, dev: Path) -> str:
         return query_apps(state, asked.fields, asked.style)
     if asked.what == "reset":
         return _reset(state, asked.ids)
+    if asked.what == "persistence":
+        return _persistence(state, asked.fields)
     return {"table": table, "list": _list, "report": report, "version": _version}[asked.what](state)
 
 

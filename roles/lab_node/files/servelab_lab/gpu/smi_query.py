@@ -102,7 +102,7 @@ _GPU = [
     _fixed("pcie.link.width.current", LINK_WIDTH),
     _fixed("pcie.link.width.max", LINK_WIDTH),
     Field("pstate", lambda state, gpu: pstate(gpu)),
-    _fixed("persistence_mode", "Enabled"),
+    Field("persistence_mode", lambda state, gpu: "Enabled" if gpu.persistent else "Disabled"),
     _fixed("compute_mode", "Default"),
     _fixed("compute_cap", COMPUTE_CAPABILITY),
     _fixed("display_active", "Disabled"),

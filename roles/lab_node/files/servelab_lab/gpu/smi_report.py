@@ -18,7 +18,7 @@ def _identity(gpu: Gpu) -> list[Line]:
         (1, "Product Name", MODEL),
         (1, "Product Brand", "NVIDIA RTX"),
         (1, "Product Architecture", "Blackwell"),
-        (1, "Persistence Mode", "Enabled"),
+        (1, "Persistence Mode", "Enabled" if gpu.persistent else "Disabled"),
         (1, "Addressing Mode", "HMM"),
         (1, "MIG Mode", None),
         (2, "Current", "Disabled"),

@@ -36,8 +36,9 @@ def _card(gpu: Gpu) -> list[str]:
     memory = f"{_or_error(gpu, 'memory.used', f'{gpu.used_mib}MiB')} / {MEMORY_TOTAL_MIB:>6}MiB"
     usage = f"{_or_error(gpu, 'power.draw', f'{power_w(gpu):.0f}W')} / {POWER_CAP_W:>4}W"
     heat, state = _or_error(gpu, "temperature.gpu", f"{temperature_c(gpu)}C"), _or_error(gpu, "pstate", pstate(gpu))
+    persistence = "On" if gpu.persistent else "Off"
     return [
-        f"| {gpu.index:>3}  {_short(MODEL, 27):<27}    On  | {gpu.card.bus_id:>18} Off | {'0':>20} |",
+        f"| {gpu.index:>3}  {_short(MODEL, 27):<27}    {persistence:<3} | {gpu.card.bus_id:>18} Off | {'0':>20} |",
         f"| N/A  {heat:>4}    {state:<4}{usage:>22} | {memory:>22} | {'0%':>7} {'Default':>12} |",
         f"|{'':41}|{'':24}| {'Disabled':>20} |",
         _RULE,
