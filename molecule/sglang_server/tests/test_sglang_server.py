@@ -257,6 +257,24 @@ def test_unit_and_record_edited_by_hand_are_found_and_alone_written_again(play, 
     assert [guest.file(name).content_string for name in (unit, record)] == right
 
 
+def test_a_server_that_runs_with_older_settings_is_restarted_only_where_that_is_allowed(play, guest):
+    """Also by a run that writes nothing, because an earlier one wrote it."""
+    show = "systemctl show servelab-baseline --property=InvocationID --value"
+    try:
+        guest.check_output("systemctl start servelab-baseline")
+        started = guest.check_output(show)
+        guest.check_output(f"touch {UNITS}/servelab-baseline.service")
+        told = play(*OWN)
+        (said,) = told.results["Say that the running server still is the old one"]
+        assert said["msg"].startswith("servelab-baseline runs with older settings than its files have")
+        assert told.changed == [] and guest.check_output(show) == started
+        restarted = play(*OWN, sglang_server_restart_ok=True)
+        assert restarted.changed == [("Restart the running server with its new settings", "lab-gpu1")]
+        assert guest.check_output(show) != started
+    finally:
+        guest.check_output("systemctl stop servelab-baseline; systemctl reset-failed servelab-baseline || true")
+
+
 def test_wrong_settings_are_told_at_once_and_before_anything_changes(play, guest):
     before = guest.file(f"{UNITS}/servelab-baseline.service").content_string
     played = play(
