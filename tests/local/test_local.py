@@ -114,6 +114,21 @@ def test_a_kept_server_goes_on_into_the_next_run_and_is_stopped_after_the_last(k
     assert keeper.running("servelab-*.service") == ["servelab-gpu-driver.service"]
 
 
+def test_a_kept_server_with_an_older_unit_than_the_record_does_not_go_on(keeper: Process, tmp_path: Path) -> None:
+    told = [f"bench_results_dir={tmp_path}", "mode=baseline", "levels=1", "bench_invalid_ok=true", "campaign=older"]
+    words = [word for one in told for word in ("-e", one)]
+    play("bench.yml", *words, "-e", '{"bench_leave_running": true}')
+    start = keeper.show(UNIT)["InvocationID"]
+    keeper.unit_file(UNIT).touch()
+    play("bench.yml", *words, "-e", f"bench_go_on_with={start}")
+    first, second = (
+        json.loads((path / "provenance.json").read_text())["start"]
+        for path in sorted((tmp_path / "older").glob("*-baseline"))
+    )
+    assert (first["id"], first["left_running"]) == (start, True)
+    assert (second["went_on"], second["id"] == start) == (False, False)
+
+
 @pytest.fixture(scope="module")
 def run(keeper: Process, tmp_path_factory: pytest.TempPathFactory) -> Path:
     results = tmp_path_factory.mktemp("results")
