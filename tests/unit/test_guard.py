@@ -114,6 +114,10 @@ def put(place, keys, value):
             "the SGLang release differs: 0.5.23 in baseline, 0.5.9 in eagle3.",
         ),
         (put("provenance", ["client", "wheel_sha256"], "v"), "the client's build differs: w in baseline, v in eagle3."),
+        (
+            put("provenance", ["client", "host"], "far"),
+            "the machine that made the load differs: the guest in baseline, far in eagle3.",
+        ),
         (put("provenance", ["node", "boot_id"], "b2"), "the node's boot differs: b1 in baseline, b2 in eagle3."),
         (put("provenance", ["node", "boot_id"], None), "the node's boot differs: b1 in baseline, unknown in eagle3."),
         (put("provenance", ["guest", "packages"], {"torch": "2.13.0"}), "the stack differs: torch."),

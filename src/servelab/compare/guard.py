@@ -320,6 +320,7 @@ def patched(run: Bundle) -> Any:
 MACHINE: list[tuple[str, Callable[[Bundle], Any]]] = [
     ("the client", summary("client", "version")),
     ("the client's build", provenance("client", "wheel_sha256")),
+    ("the machine that made the load", lambda run: _dig(run.provenance, "client", "host") or "the guest"),
     ("the SGLang release", summary("server", "sglang_version")),
     ("the model", summary("server", "model")),
     ("the driver", gpus("driver_version")),
