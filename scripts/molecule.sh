@@ -7,11 +7,10 @@ cd "$(dirname "$0")/.."
 export SERVELAB_LAB="${TEST_LAB:-test}"
 
 # What `make test` runs: what was seen to pass together, on two labs side by side, as a scenario waits more than it
-# computes. The other scenarios run alone (ROLE=name): lab_node and cuda_toolkit for their time, the rest until they
-# were seen to pass.
+# computes. The other scenarios run alone (ROLE=name), for their time: lab_node, cuda_toolkit, sglang_env, sglang_server.
 lanes=(
-    "site bench gpu_clean sglang_allreduce gpu_p2p"
-    "pve_container pve_gpu_host gpu_clean_hard nvidia_userspace collectives"
+    "site bench gpu_clean sglang_allreduce gpu_p2p sglang_nodes"
+    "pve_container pve_gpu_host gpu_clean_hard nvidia_userspace collectives sglang_router"
 )
 labs=("$SERVELAB_LAB" "$SERVELAB_LAB-2")
 scenarios=("$@")
