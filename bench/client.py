@@ -345,18 +345,22 @@ def machine() -> str:
 
 
 def main() -> None:
-    global PORT, GAP_US
+    global PORT, GAP_US, SERVER_CORE, CLIENT_CORE
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("loads", nargs="*", default=["1", "70", "250", "1000", "poisson-50"], metavar="C")
     parser.add_argument("--gap-ms", type=float, default=10.0, help="between two tokens (default %(default)s)")
     parser.add_argument("--seconds", type=float, default=10.0, help="of the steady window (default %(default)s)")
     parser.add_argument("--repeat", type=int, default=1, help="interleaved repetitions (default %(default)s)")
     parser.add_argument("--python", action="append", default=[], help="ours by another Python too, as guests have it")
+    parser.add_argument(
+        "--cores", type=int, nargs=2, default=[0, 1], metavar=("SERVER", "CLIENT"), help="no two threads of one core"
+    )
     parser.add_argument("--into", type=Path, metavar="FILE", help="put the table between its marks there, if it is one")
     parser.add_argument("--peers", type=Path, help="directory with other clients' virtual environments")
     parser.add_argument("--peer-loads", nargs="*", default=["70", "250"], help="loads for them (default 70 250)")
     args = parser.parse_args()
     GAP_US = round(args.gap_ms * 1000)
+    SERVER_CORE, CLIENT_CORE = args.cores
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-client-")))
         server, notes = scratch / "known_truth", scratch / "notes"
