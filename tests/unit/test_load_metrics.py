@@ -141,6 +141,19 @@ def test_deltas_read_together_are_the_clients_doing_only_when_it_reads_late(lag:
     assert "33.3% of the deltas" in (reasons_invalid(level) if ours else metrics.notices(level, None))[0]
 
 
+def test_a_first_delta_that_was_read_with_the_second_is_told_because_its_time_is_the_seconds() -> None:
+    tally = Tally(Window(0, 1000, 2.0))
+    tally.add(exchange(1, 50, [20, 20, 30]), reply([(20, 1), (20, 1), (30, 1)], 3))
+    tally.add(exchange(1, 50, [10, 20, 30]), reply([(10, 1), (20, 1), (30, 1)], 3))
+    tally.add(exchange(1, 50, [10, 20, 20]), reply([(10, 1), (20, 1), (20, 1)], 3))
+    level = {"concurrency": 3} | tally.summary(3, 1.0, True, 0.1)
+    assert level["self"]["merged_first_share"] == pytest.approx(1 / 3, abs=1e-5)
+    assert [said for said in metrics.notices(level, None) if "TTFT" in said] == [
+        "33.3% of the requests had their first delta in one read with the second: unless the server sent them "
+        "together, their TTFT is too high"
+    ]
+
+
 def test_every_figure_that_needs_it_has_a_definition() -> None:
     tally = Tally(Window(0, 1000, 1.0))
     figures = {key for key in tally.summary(1, 1.0, True, 0.0) if key.endswith(("_ms", "tok_s", "naive"))}

@@ -51,6 +51,7 @@ DEFINITIONS = {
     "late_send": "due (in a closed loop: the response before it complete, or its time in the ramp) → request sent",
     "simulator_late_share": "share of the level by which a simulated server fell behind its own time; null: a real one",
     "merged_share": "share of deltas that came in one read with the one before, so that their gap is 0",
+    "merged_first_share": "share of requests whose first delta came in one read with the second, and has its stamp",
 }
 
 # Fewest requests for a percentile (MLPerf's early stopping rule at 99 % confidence).
@@ -76,7 +77,7 @@ SILENCE_SLOT = 10_000_000  # ns; no silence is told more exactly
 # The client was the bottleneck above these. Stamps come from the kernel, so a late read does not falsify a time, unless
 # it is so late that the next delta is already there too. A server that wakes late bunches deltas as well, however
 # promptly they are read: it is the client's doing only when it is usually late by a good part of a gap.
-# Deltas read together move no mean and no throughput, only the gaps' distribution: a notice.
+# Deltas read together move no mean and no throughput, only the gaps' distribution, and a first one the TTFT: a notice.
 CPU_SHARE = 0.7
 CPU_SHARE_STAMPED = (
     0.9  # with kernel stamps a busy client still measures right; what it does to the load shows elsewhere
@@ -260,6 +261,7 @@ class Tally:
     decode_tokens: int = 0
     decode_deltas: int = 0
     merged: int = 0
+    merged_first: int = 0
     reads: int = 0
     unstamped: int = 0
     silence: Silence | None = field(init=False)
@@ -326,6 +328,7 @@ class Tally:
         gaps = [b - a for a, b in pairwise(times)]
         self.gaps.extend(gaps)
         self.merged += gaps.count(0)
+        self.merged_first += gaps[:1] == [0]
         self._per_token(gaps, reply)
         decoded = decode(reply)
         if decoded is not None:
@@ -406,6 +409,7 @@ class Tally:
                 "lag_p99_ms": lag["p99"] if lag else None,
                 "late_send_p99_ms": late["p99"],
                 "merged_share": round(merged, 5) if merged is not None else None,
+                "merged_first_share": round(self.merged_first / len(self.ttft), 5) if self.ttft else None,
                 "unstamped_reads": self.unstamped if stamped else None,
                 "reads": self.reads,
             },
@@ -507,6 +511,12 @@ def notices(level: dict[str, Any], most_running: int | None, cached_share: float
     if merged is not None and merged > MERGED_NOTICE:
         found.append(
             f"{merged:.1%} of the deltas came in one read with the one before: gaps look more spread than sent"
+        )
+    first = level["self"].get("merged_first_share")
+    if first is not None and first > MERGED_NOTICE:
+        found.append(
+            f"{first:.1%} of the requests had their first delta in one read with the second: unless the server sent "
+            "them together, their TTFT is too high"
         )
     cached = level["cached_tokens_mean"]
     if cached_share and level["prompt_tokens_mean"]:
