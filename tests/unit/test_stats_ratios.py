@@ -93,6 +93,14 @@ def test_what_is_odd_is_named_and_its_level():
     assert away == pytest.approx(-0.248, abs=0.003)
 
 
+def test_a_hair_is_not_odd_however_alike_the_others_are():
+    """As a campaign on a quiet machine had it, whose levels repeated to a thousandth."""
+    alike = [{1: 0.3000, 10: 0.1000}, {1: 0.3001, 10: 0.1001}, {1: 0.3001, 10: 0.1150}]
+    assert outliers.odd(alike) == []
+    alike[2][10] = 0.1250
+    assert [(i, level) for i, level, _ in outliers.odd(alike)] == [(2, 10)]
+
+
 def test_two_repetitions_cannot_tell_which_is_odd():
     assert outliers.odd([{1: 0.0, 2: 0.0}, {1: 0.5, 2: 0.001}]) == []
 

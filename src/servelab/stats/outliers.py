@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from servelab.stats.ratios import MARGIN
+
 # In units of the standard deviation that the median absolute deviation stands for.
 FAR = 5.0
 MAD_TO_SD = 1.4826
@@ -18,7 +20,7 @@ def odd(logs: Sequence[Mapping[float, float]]) -> list[tuple[int, float, float]]
     """(repetition from 0, level, ln ratio minus the level's median) of what lies far from its level's median.
 
     The scale is pooled over all levels, as the few repetitions of one have none of their own. Fewer than three
-    repetitions of a level say nothing.
+    repetitions of a level say nothing, and what differs by less than matters to a verdict is never odd.
     """
     away: list[tuple[int, float, float]] = []
     for level in sorted({level for repetition in logs for level in repetition}):
@@ -30,4 +32,4 @@ def odd(logs: Sequence[Mapping[float, float]]) -> list[tuple[int, float, float]]
     if not away:
         return []
     scale = MAD_TO_SD * float(np.median([abs(distance) for _, _, distance in away]))
-    return [(i, level, distance) for i, level, distance in away if scale > 0 and abs(distance) > FAR * scale]
+    return [(i, level, distance) for i, level, distance in away if abs(distance) > max(FAR * scale, MARGIN)]
