@@ -101,6 +101,15 @@ def test_a_failure_is_found_and_stops_the_play_with_its_remedy(play, fault, name
     assert f"{check}: {finding['found']} (right: {finding['right']}). Remedy: {finding['remedy']}." in played.said
 
 
+def test_a_card_without_persistence_mode_is_a_warning_with_its_remedy(play, fault):
+    with fault("persistence_off"):
+        played = play(*AUDIT)
+    assert played.ok
+    finding = findings(played.results[KEEP][0])["persistence"]
+    assert (finding["status"], finding["found"]) == ("warn", "off on GPU 3")
+    assert finding["remedy"].startswith("enable nvidia-persistenced")
+
+
 def test_a_moved_number_is_no_fault_of_the_node(play, fault):
     with fault("uvm_moved"):
         played = play(*AUDIT)
