@@ -82,7 +82,8 @@ def test_verdict_below_of_single_runs_has_a_bracket_and_no_interval():
     # root 3.6889 + 0.0953 / 0.3830 · 0.9163 = 3.9169 = ln 50.25.
     assert result.crossing.estimate == pytest.approx(50.25, abs=0.05)
     assert words.verdict(result) == (
-        "eagle3 pays up to C ≈ 50 (between the measured levels 40 and 100); beyond, baseline is faster."
+        "In one run of each, eagle3 pays up to C ≈ 50 (between the measured levels 40 and 100); beyond, "
+        "baseline is faster."
     )
     assert "One run per mode: the noise between two starts is unknown, so no interval is given." in words.text(result)
 
@@ -96,7 +97,7 @@ def test_a_crossing_through_a_level_without_a_difference():
 def test_verdict_nowhere_names_span_and_ratios():
     result = one(arm("baseline", {1: 89.5, 250: 900}), arm("eagle3", {1: 54.1, 250: 340}))
     assert words.verdict(result) == (
-        "eagle3 pays nowhere from C=1 to C=250: 0.38–0.60 times baseline's tokens per second."
+        "In one run of each, eagle3 pays nowhere from C=1 to C=250: 0.38–0.60 times baseline's tokens per second."
     )
 
 
@@ -177,7 +178,7 @@ def test_no_headline_when_the_workload_differs_unless_forced_and_then_with_the_r
     assert result.refused == ["the output length differs: 128 in baseline, 219 in eagle3."]
     assert "pays" not in words.text(result).replace("It pays", "")
     forced = words.text(one(base, other, forced=True))
-    assert "**NOT COMPARABLE, printed by force: eagle3 pays" in forced
+    assert "**NOT COMPARABLE, printed by force: In one run of each, eagle3 pays" in forced
     assert "- the output length differs: 128 in baseline, 219 in eagle3." in forced
 
 

@@ -81,7 +81,7 @@ def test_a_refused_headline_is_none_and_forced_carries_its_reasons(single, capsy
     assert "pays up to" not in page
     assert main(["report", str(single), "--force"]) == 0
     page = (single / "report.html").read_text()
-    assert "NOT COMPARABLE, printed by force: eagle3 pays up to" in page
+    assert "NOT COMPARABLE, printed by force: In one run of each, eagle3 pays up to" in page
     assert "the driver differs: 580.95.05/580.95.05" in page
 
 

@@ -13,7 +13,15 @@ from servelab.stats.ratios import MARGIN, Ratio, smallest_shown
 
 
 def verdict(comparison: Comparison) -> str:
-    """The answer in one sentence, without its qualifications."""
+    """The answer in one sentence, with the first of its qualifications: that it rests on a single pair of runs."""
+    said = _verdict(comparison)
+    # Two starts of one mode were up to 20 % apart, and once on different sides of the other mode.
+    return (
+        f"In one run of each, {said}" if len(comparison.pairs) == 1 and comparison.outcome != "no difference" else said
+    )
+
+
+def _verdict(comparison: Comparison) -> str:
     base, other = comparison.base, comparison.other
     measured = [row for row in comparison.rows if row.ratio]
     if not measured:
