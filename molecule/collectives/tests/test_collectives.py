@@ -75,7 +75,7 @@ def test_garbage_is_named_and_not_used(play, node):
     switch = "PYTHONPATH=/srv/servelab-lab python3 -P -m servelab_lab.faults garbage_output"
     node.check_output(f"{switch} on")
     try:
-        played = play(collectives_arms=["nccl", "custom_ar_pcie"])
+        played = play("--skip-tags", "alternative", collectives_arms=["nccl", "custom_ar_pcie"])
     finally:
         node.check_output(f"{switch} off")
     assert not played.ok
@@ -85,6 +85,6 @@ def test_garbage_is_named_and_not_used(play, node):
 
 
 def test_a_way_that_is_none_is_answered_with_those_that_are(play):
-    played = play(collectives_gpus="GPU-5f1c")
+    played = play("--skip-tags", "alternative", collectives_gpus="GPU-5f1c")
     assert not played.ok
     assert "must be indices as in 0,1,2,3" in played.said
