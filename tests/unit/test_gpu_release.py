@@ -147,25 +147,32 @@ def test_a_pid_that_really_was_reused_is_left_alone():
     assert done.stdout == "left alone\n", done.stderr
 
 
+def sleeper(gpu_dir, other_than=0):
+    """The holder that sleeps. Between fork and exec a shell's child is still called as the shell."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        for holder in holders(gpu_dir):
+            if holder["command"] == "sleep 60" and holder["pid"] != other_than:
+                return holder
+        time.sleep(0.02)
+    raise AssertionError(holders(gpu_dir))
+
+
 def test_one_that_starts_itself_again_is_not_chased(gpu_dir, hold):
     """Who was judged goes; who came after was not judged, and is found by the next look."""
     parent = hold(0, argv=["sh", "-c", "while :; do sleep 60 & wait $!; done"])
-    deadline = time.monotonic() + 10
-    while len(listed := holders(gpu_dir)) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    (child,) = [holder for holder in listed if holder["pid"] != parent.pid]
-    result = release([child], grace=1)
-    assert outcomes(result) == {child["pid"]: "exited"}
-    while len(again := holders(gpu_dir)) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    (new,) = [holder for holder in again if holder["pid"] != parent.pid]
-    assert new["parent"]["pid"] == parent.pid and new["command"] == child["command"]
-    parent.kill()
-    parent.wait()
-    os.kill(new["pid"], 9)
-    assert respawned(again, result["results"]) == [
+    try:
+        child = sleeper(gpu_dir)
+        result = release([child], grace=1)
+        assert outcomes(result) == {child["pid"]: "exited"}
+        new = sleeper(gpu_dir, other_than=child["pid"])
+        assert new["parent"]["pid"] == parent.pid
+    finally:
+        parent.kill()
+        parent.wait()
+        for left in holders(gpu_dir):
+            os.kill(left["pid"], 9)
+    assert respawned([new], result["results"]) == [
         f"PID {new['pid']} is PID {child['pid']}, which was released, started again: "
         f"stop its parent, PID {parent.pid} (sh) first"
     ]
