@@ -160,7 +160,7 @@ def sleeper(gpu_dir, other_than=0):
 
 def test_one_that_starts_itself_again_is_not_chased(gpu_dir, hold):
     """Who was judged goes; who came after was not judged, and is found by the next look."""
-    parent = hold(0, argv=["sh", "-c", "while :; do sleep 60 & wait $!; done"])
+    parent = hold(0, argv=["sh", "-c", "while :; do sleep 60 & wait $!; done"], start_new_session=True)
     try:
         child = sleeper(gpu_dir)
         result = release([child], grace=1)
@@ -168,10 +168,7 @@ def test_one_that_starts_itself_again_is_not_chased(gpu_dir, hold):
         new = sleeper(gpu_dir, other_than=child["pid"])
         assert new["parent"]["pid"] == parent.pid
     finally:
-        parent.kill()
-        parent.wait()
-        for left in holders(gpu_dir):
-            os.kill(left["pid"], 9)
+        os.killpg(parent.pid, 9)  # and whoever it started, who would outlive it
     assert respawned([new], result["results"]) == [
         f"PID {new['pid']} is PID {child['pid']}, which was released, started again: "
         f"stop its parent, PID {parent.pid} (sh) first"
