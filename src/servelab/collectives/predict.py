@@ -53,13 +53,16 @@ def latency_us(arm: Mapping[str, Any], mode: str, size: int) -> float | None:
     """
     if arm["status"] not in ("ok", "hung", "failed"):
         return None
-    points = _points(arm, mode)
-    if size in (measured := dict(points)):
-        return measured[size]
-    for (low, first), (high, second) in pairwise(points):
-        if low < size < high:
-            share = math.log(size / low) / math.log(high / low)
-            return float(first * (second / first) ** share)
+    return between(_points(arm, mode), size)
+
+
+def between(points: Sequence[tuple[int, float]], x: int) -> float | None:
+    """The value at *x* of ascending (x, value): measured, or straight in log-log. None outside of them."""
+    if x in (measured := dict(points)):
+        return measured[x]
+    for (left, low), (right, high) in pairwise(points):
+        if left < x < right:
+            return low * math.pow(high / low, math.log(x / left) / math.log(right / left))
     return None
 
 

@@ -8,11 +8,9 @@ many requests also reads that many caches.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
+from servelab.collectives.predict import between
 from servelab.compare import allreduce
 from servelab.compare.answer import Comparison, Row
 
@@ -35,12 +33,3 @@ def split(comparison: Comparison, row: Row) -> Split | None:
     if verify is None or row.other_step_ms is None or verify >= row.other_step_ms:
         return None
     return Split(tokens, verify, row.other_step_ms - verify)
-
-
-def between(points: Sequence[tuple[int, float]], x: int) -> float | None:
-    """The value at *x* of ascending (x, value), straight in the logarithm of both; None outside of them."""
-    for (left, low), (right, high) in pairwise(points):
-        if left <= x <= right:
-            share = math.log(x / left) / math.log(right / left)
-            return low * math.pow(high / low, share)
-    return None
