@@ -35,11 +35,18 @@ if [ "${#scenarios[@]}" -eq 0 ]; then
     # Each lane is a job of its own, which a Ctrl-C reaches as if it ran in front, so that it removes its lab.
     set -m
     jobs=()
+    readers=()
+    said=()
     trap 'for job in "${jobs[@]}"; do kill -INT -- "-$job" 2> /dev/null || true; done' INT TERM
+    mkdir -p .ansible/molecule
     for lane in "${!lanes[@]}"; do
+        said+=(".ansible/molecule/${labs[lane]}.log")
+        exec {out}> >(trap '' INT TERM; sed --unbuffered "s/^/[$((lane + 1))] /" | tee "${said[lane]}")
+        readers+=("$!")
         # shellcheck disable=SC2086 # names of scenarios, one word each
-        TEST_LAB="${labs[lane]}" "$0" ${lanes[lane]} < /dev/null > >(trap '' INT TERM; exec sed --unbuffered "s/^/[$((lane + 1))] /") 2>&1 &
+        TEST_LAB="${labs[lane]}" "$0" ${lanes[lane]} < /dev/null >&"$out" 2>&1 {out}>&- &
         jobs+=("$!")
+        exec {out}>&-
     done
     status=0
     for job in "${jobs[@]}"; do
@@ -47,7 +54,10 @@ if [ "${#scenarios[@]}" -eq 0 ]; then
         # A signal ends the waiting, not the job.
         while kill -0 "$job" 2> /dev/null; do wait "$job" || status=$?; done
     done
+    wait "${readers[@]}" || true
     echo "== both lanes are through after $SECONDS s"
+    # Once more at the end, as the lines are far apart, and some who look see the last of them only.
+    grep -hE '^\[[0-9]\] (== .*: FAILED|FAILED |ERROR )' "${said[@]}" | cut -c-200 || true
     exit "$status"
 fi
 
