@@ -16,7 +16,7 @@ from known_truth_server import KnownTruthServer, Script
 from servelab.load import tls
 from servelab.load.capture import About, Record, Writer, read
 from servelab.load.rows import interpret
-from servelab.load.wire import Exchange, Wire, kernel_stamps_work
+from servelab.load.wire import BATCH, Exchange, Wire, kernel_stamps_work
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 EVENT = b'data: {"choices":[{"text":"a","finish_reason":"stop"}],"usage":{"completion_tokens":1}}\n\n'
@@ -289,6 +289,42 @@ def test_the_rest_between_two_turns(
     clock.now += 2_000_000
     assert slept(5) == 0  # the last read is long ago
     peer.wire.close()
+
+
+def test_a_first_chunk_is_read_before_a_crowd_and_amid_it(peer: Peer) -> None:
+    """What waits to be read gets the last one's stamp; for a first chunk that would be the TTFT."""
+    crowd = 200
+    ends, order = [], []
+    for number in range(crowd + 2):
+        peer.wire.send(number, b"x", 0)
+        peer.wire.turn(0.001)
+        peer.accept()
+        ends.append(peer.sock.dup())
+    exchanges = [connection.exchange for connection in peer.wire._connections.values()]
+    for piece in (HEAD, b"1\r\na\r\n", b"1\r\nb\r\n"):  # a head, a role, the first text
+        for end in ends[:crowd]:
+            end.sendall(piece)
+        before = peer.wire.bytes_read + crowd * len(piece)
+        while peer.wire.bytes_read < before:
+            peer.wire.turn(0.001)
+
+    def clock() -> int:
+        """Called once for each read. In the middle of them the second latecomer's first bytes arrive."""
+        order.append(sum(len(exchange.parts) for exchange in exchanges[crowd:] if exchange))
+        if len(order) == 100:
+            ends[crowd + 1].sendall(HEAD)
+        return time.monotonic_ns()
+
+    for end in ends[:crowd]:
+        end.sendall(b"1\r\nc\r\n")
+    ends[crowd].sendall(HEAD)
+    peer.wire.clock = clock
+    peer.wire._look(1, [])
+    assert len(order) == crowd + 2
+    assert order.index(1) == 1  # the first latecomer's was the first read
+    assert order.index(2) <= 100 + BATCH + 1
+    for end in ends:
+        end.close()
 
 
 # The plainer path.

@@ -5,7 +5,10 @@ received packets (SO_TIMESTAMPNS, which TCP has too), its stamp travels with the
 then known however late this process gets to read it. Stamps are kept as the raw bytes that the kernel gave and decoded
 after the level. All times are nanoseconds of one clock: CLOCK_REALTIME with kernel stamps, CLOCK_MONOTONIC without.
 
-A read can bring several chunks; all get the stamp of its last packet. `metrics` counts how often that happened.
+A read can bring several chunks; all get the stamp of its last packet. `metrics` counts how often that happened. For most
+chunks it costs a gap between two; for the first it would be a wrong TTFT. So whoever has had next to nothing yet is read
+before the others, and looked at again and again while a crowd of others is read: they have an epoll of their own, which
+is itself one of the things that the big one waits for.
 
 To wake up costs several times what a read does. With many requests in flight something comes all the time, so that this
 process would wake up for each chunk; it rests for a moment between two turns instead and reads what came meanwhile.
@@ -35,6 +38,9 @@ OUT = select.EPOLLOUT
 REST = 1_000_000  # ns, the longest between two turns
 REST_SHARE = 8  # and not more than this part of the usual time between two reads of one connection
 CROWD = 32  # requests in flight from which on it is worth it
+
+EARLY = 3  # reads of a response in which its first text is: a head, a role, the text, apart or together
+BATCH = 32  # reads of others after which those are looked for again
 
 # How the end of a response is recognised.
 HEAD, CHUNKED, LENGTH, CLOSE = range(4)
@@ -90,10 +96,11 @@ class NotConnected(OSError):
 class Connection:
     """A socket and the exchange on it (None: idle, to be used again)."""
 
-    __slots__ = ("exchange", "fd", "recvmsg", "sock")
+    __slots__ = ("epoll", "exchange", "fd", "recvmsg", "sock")
 
-    def __init__(self, sock: Any, exchange: Exchange) -> None:
+    def __init__(self, sock: Any, exchange: Exchange, epoll: select.epoll) -> None:
         self.sock = sock
+        self.epoll = epoll  # that waits for it
         self.fd = sock.fileno()
         self.recvmsg = sock.recvmsg
         self.exchange: Exchange | None = exchange
@@ -116,6 +123,8 @@ class Wire:
         self._wrap = wrap
         self.clock: Callable[[], int] = time.time_ns if kernel_stamps else time.monotonic_ns
         self._epoll = select.epoll()
+        self._early = select.epoll()
+        self._epoll.register(self._early.fileno(), IN)
         self._connections: dict[int, Connection] = {}
         self._idle: list[Connection] = []
         self._failed: list[Exchange] = []  # before a byte was read; handed out by the next turn
@@ -133,6 +142,8 @@ class Wire:
         if self._idle:
             connection = self._idle.pop()
             connection.exchange = exchange
+            if connection.epoll is not self._early:
+                self._move(connection, self._early)
             self._write(connection, exchange)
             return
         try:
@@ -143,12 +154,12 @@ class Wire:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._kernel_stamps:
             sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-        connection = Connection(self._wrap(sock) if self._wrap is not None else sock, exchange)
+        connection = Connection(self._wrap(sock) if self._wrap is not None else sock, exchange, self._early)
         code = sock.connect_ex(self._address)
         self.opened += 1
         if code in (0, errno.EINPROGRESS):
             self._connections[connection.fd] = connection
-            self._epoll.register(connection.fd, IN if code == 0 else OUT)
+            self._early.register(connection.fd, IN if code == 0 else OUT)
             if code == 0:
                 self._write(connection, exchange)
         else:
@@ -192,14 +203,24 @@ class Wire:
 
     def _look(self, timeout: float, done: list[Exchange]) -> None:
         """One look, after waiting up to `timeout` seconds for bytes. What ended is added to `done`."""
+        ready = self._epoll.poll(self._rested(timeout))
+        if not ready:
+            return
+        if self._rest:
+            self._read_again = time.monotonic_ns() + self._rest
+        for start in range(0, len(ready), BATCH):
+            self._read(self._early.poll(0), done)
+            self._read(ready[start : start + BATCH], done)
+
+    def _read(self, ready: list[tuple[int, int]], done: list[Exchange]) -> None:
+        """Read once from each that is ready. What ended is added to `done`."""
         connections = self._connections
         clock = self.clock
-        ready = self._epoll.poll(self._rested(timeout))
-        if self._rest and ready:
-            self._read_again = time.monotonic_ns() + self._rest
         self._reads += len(ready)
         for fd, mask in ready:
-            connection = connections[fd]
+            connection = connections.get(fd)
+            if connection is None:  # the epoll of the early ones
+                continue
             exchange = connection.exchange
             if mask & OUT and exchange is not None:
                 self._writable(connection, exchange)
@@ -224,6 +245,8 @@ class Wire:
                 exchange.parts.append(data)
                 exchange.stamps.append(ancillary[0][2] if ancillary else b"")
                 exchange.reads.append(now)
+                if len(exchange.reads) == EARLY:
+                    self._move(connection, self._epoll)
                 self.bytes_read += len(data)
                 framing = exchange.framing
                 if framing == HEAD:
@@ -254,9 +277,15 @@ class Wire:
         """Close every connection; what is in flight is lost, so `cancel` first."""
         for connection in list(self._connections.values()):
             self._drop(connection)
+        self._early.close()
         self._epoll.close()
 
     # Below: once or twice per request, not per chunk.
+
+    def _move(self, connection: Connection, to: select.epoll) -> None:
+        connection.epoll.unregister(connection.fd)
+        connection.epoll = to
+        to.register(connection.fd, IN)
 
     def _writable(self, connection: Connection, exchange: Exchange) -> None:
         if not exchange.sent:
@@ -264,7 +293,7 @@ class Wire:
             if code:
                 self._fail(connection, exchange, "connect", OSError(code, os.strerror(code)))
                 return
-        self._epoll.modify(connection.fd, IN)
+        connection.epoll.modify(connection.fd, IN)
         self._write(connection, exchange)
 
     def _write(self, connection: Connection, exchange: Exchange) -> None:
@@ -273,7 +302,7 @@ class Wire:
         try:
             written = connection.sock.send(exchange.todo)
         except WantsRead:
-            self._epoll.modify(connection.fd, IN)
+            connection.epoll.modify(connection.fd, IN)
             return
         except BlockingIOError:
             written = 0
@@ -285,7 +314,7 @@ class Wire:
             return
         if written < len(exchange.todo):
             exchange.todo = exchange.todo[written:]
-            self._epoll.modify(connection.fd, OUT)
+            connection.epoll.modify(connection.fd, OUT)
         else:
             exchange.todo = b""
 
@@ -343,7 +372,7 @@ class Wire:
 
     def _drop(self, connection: Connection) -> None:
         if self._connections.pop(connection.fd, None) is not None:
-            self._epoll.unregister(connection.fd)
+            connection.epoll.unregister(connection.fd)
         if connection in self._idle:
             self._idle.remove(connection)
         connection.sock.close()
