@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 from ansible.plugins.action import ActionBase
+from ansible_collections.servelab.sglang.plugins.module_utils.inventory_parts import parts
 from ansible_collections.servelab.sglang.plugins.module_utils.inventory_rules import UNKNOWN, Catalogue, check_inventory
 from ansible_collections.servelab.sglang.plugins.module_utils.stack_install import locks_known
 
@@ -16,7 +17,7 @@ ROLES = Path(__file__).resolve().parents[2] / "roles"
 
 
 class ActionModule(ActionBase):
-    """Returns `problems` (sentences) and fails if there are any. Connects to nothing."""
+    """Returns `problems` (sentences) and fails if there are any, and `parts`. Connects to nothing."""
 
     TRANSFERS_FILES = False
     _requires_connection = False
@@ -39,6 +40,7 @@ class ActionModule(ActionBase):
             listed = "".join(f"\n- {sentence}" for sentence in problems)
             result.update(failed=True, msg=f"The inventory has {count}, and nothing was touched:{listed}")
         else:
+            result.update(parts=parts(hosts, groups), machines=groups["all"])
             result["msg"] = f"The inventory says what it must about {len(hosts)} machines."
         return result
 

@@ -36,4 +36,16 @@ problems:
   returned: always
   type: list
   elements: str
+parts:
+  description:
+    - The nodes and guests in parts of which none needs another. A node is in one part with its guests, and guests with
+      those that their C(sglang_server_nodes) names.
+  returned: success
+  type: list
+  elements: list
+machines:
+  description: All hosts of the inventory.
+  returned: success
+  type: list
+  elements: str
 """

@@ -21,6 +21,7 @@ COMMANDS = {
     "verify-bundle": ("servelab.verify", "recompute a run's figures from its raw rows"),
     "ledger": ("servelab.ledger", "write LEDGER.md: everything ever tried, with outcome and reason"),
     "campaign": ("servelab.campaign.command", "measure several modes, interleaved and repeated"),
+    "by-node": ("servelab.by_node", "run a playbook for every node by itself, all at the same time"),
     "lock": ("servelab.lock", "resolve SGLang's stacks into locks with hashes"),
     "holders": ("servelab.holders", "who holds the GPUs of this machine"),
     "report": ("servelab.report", "write the report of a campaign"),
