@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-import yaml
 
 from servelab import by_node
 from servelab.shared.inventory_parts import parts

@@ -5,10 +5,10 @@ received packets (SO_TIMESTAMPNS, which TCP has too), its stamp travels with the
 then known however late this process gets to read it. Stamps are kept as the raw bytes that the kernel gave and decoded
 after the level. All times are nanoseconds of one clock: CLOCK_REALTIME with kernel stamps, CLOCK_MONOTONIC without.
 
-A read can bring several chunks; all get the stamp of its last packet. `metrics` counts how often that happened. For most
-chunks it costs a gap between two; for the first it would be a wrong TTFT. So whoever has had next to nothing yet is read
-before the others, and looked at again and again while a crowd of others is read: they have an epoll of their own, which
-is itself one of the things that the big one waits for.
+A read can bring several chunks; all get the stamp of its last packet. `metrics` counts how often that happened. Most
+chunks lose a gap by that; the first would make a wrong TTFT. So whoever has had next to nothing yet is read before the
+others, and looked at again and again while a crowd of others is read: they have an epoll of their own, which is itself
+one of the things that the big one waits for.
 
 To wake up costs several times what a read does. With many requests in flight something comes all the time, so that this
 process would wake up for each chunk; it rests for a moment between two turns instead and reads what came meanwhile.
