@@ -28,6 +28,16 @@ _ASKED = (
 )
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """SERVELAB_SHARE=1/2: every second test function from the first on, with all its parameters; 2/2: the others."""
+    number, shares = map(int, os.environ.get("SERVELAB_SHARE", "1/1").split("/"))
+    functions = list(dict.fromkeys((item.path, item.originalname) for item in items))
+    mine = set(functions[number - 1 :: shares])
+    left = [item for item in items if (item.path, item.originalname) not in mine]
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if item not in left]
+
+
 @pytest.fixture(scope="session")
 def connections() -> dict[str, dict[str, Any]]:
     """How Ansible reaches each machine of the lab: {inventory name: {host, user, key, args}}."""

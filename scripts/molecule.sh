@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Run molecule's scenarios one after the other on one lab: all of them, or those of one role.
-#   scripts/molecule.sh [SCENARIO…]    none: all of `lanes`; KEEP=1 leaves the lab up for the next time
+#   scripts/molecule.sh [SCENARIO…]    none: all of `lanes`; one: two labs share its tests
+#   KEEP=1: on one lab, which stays up for the next time
 # The lab is another one than the demo's; it is brought up once, and goes at the end, whatever happens.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -31,6 +32,12 @@ if [ -n "$why" ]; then
     exec pytest tests/local
 fi
 
+# A scenario spends most of its time in its tests, and waiting.
+if [ "${#scenarios[@]}" -eq 1 ] && [ -z "${KEEP:-}${SERVELAB_SHARE:-}" ]; then
+    lanes=("${scenarios[0]}" "${scenarios[0]}")
+    shares=(1/2 2/2)
+    scenarios=()
+fi
 if [ "${#scenarios[@]}" -eq 0 ]; then
     # Each lane is a job of its own, which a Ctrl-C reaches as if it ran in front, so that it removes its lab.
     set -m
@@ -44,7 +51,7 @@ if [ "${#scenarios[@]}" -eq 0 ]; then
         exec {out}> >(trap '' INT TERM; sed --unbuffered "s/^/[$((lane + 1))] /" | tee "${said[lane]}")
         readers+=("$!")
         # shellcheck disable=SC2086 # names of scenarios, one word each
-        TEST_LAB="${labs[lane]}" "$0" ${lanes[lane]} < /dev/null >&"$out" 2>&1 {out}>&- &
+        TEST_LAB="${labs[lane]}" SERVELAB_SHARE="${shares[lane]:-1/1}" "$0" ${lanes[lane]} < /dev/null >&"$out" 2>&1 {out}>&- &
         jobs+=("$!")
         exec {out}>&-
     done

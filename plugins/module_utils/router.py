@@ -184,6 +184,9 @@ def argv(own: Vars, found: Sequence[Replica]) -> list[str]:
         # Said, because the router's own default is every address of the machine.
         "prometheus_host": "127.0.0.1",
         "prometheus_port": own["metrics_port"],
+        # A request is tried five times. Its own default gives a server up at the tenth failure, and a policy that keeps
+        # requests with one server (cache_aware) would try all five there: two requests lost when a server ends.
+        "cb_failure_threshold": 3,
         **own["args"],
     }
     words = []

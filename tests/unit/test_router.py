@@ -141,6 +141,8 @@ def test_the_flags() -> None:
         "--worker-urls", "http://10.0.0.1:30000", "http://10.0.0.2:31000", "--policy", "cache_aware",
         # Its own default is every address.
         "--prometheus-host", "127.0.0.1", "--prometheus-port", "29000",
+        # Its own default gives a server up after more failures than a request has tries.
+        "--cb-failure-threshold", "3",
         "--log-level", "debug", "--disable-retries", "--request-id-headers", "a", "b",
     ]  # fmt: skip
 

@@ -33,9 +33,9 @@ def second(reached: dict[str, dict[str, Any]]) -> Host:
     return connect(reached["lab-gpu3"])
 
 
-def complete(host: Host, url: str, key: str = KEY) -> int:
+def complete(host: Host, url: str, key: str = KEY, prompt: str = "Say something") -> int:
     """The HTTP status of a completion, asked for on `host`."""
-    body = json.dumps({"model": MODEL, "prompt": "Say something", "max_tokens": 4})
+    body = json.dumps({"model": MODEL, "prompt": prompt, "max_tokens": 4})
     script = (
         "import sys,urllib.request as u,urllib.error as e\n"
         "r=u.Request(sys.argv[1]+'/v1/completions',sys.argv[3].encode(),"
@@ -141,13 +141,28 @@ def test_a_router_that_nothing_uses_is_pruned_and_the_one_in_use_stays(play: Any
 
 
 @pytest.fixture
-def one_server_stopped(second: Host) -> Iterator[None]:
+def at_the_second(first: Host, second: Host) -> str:
+    """A prompt that the router keeps with the second server, because that one has it in its cache."""
+    for number in range(20):
+        prompt = f"{number} is where this one begins, so that no other is like it"
+        before = answered(second)
+        assert complete(first, "http://127.0.0.1:30100", prompt=prompt) == 200
+        time.sleep(1)  # a log may be a moment behind
+        if answered(second) > before:
+            return prompt
+    pytest.fail("the router sends nothing to the second server")
+
+
+@pytest.fixture
+def one_server_stopped(at_the_second: str, second: Host) -> Iterator[None]:
     second.check_output("systemctl stop servelab-baseline.service")
     yield
     second.check_output("systemctl reset-failed servelab-baseline.service; systemctl start servelab-baseline.service")
 
 
-def test_nothing_is_lost_when_a_server_stops(first: Host, play: Any, one_server_stopped: None) -> None:
-    assert [complete(first, "http://127.0.0.1:30100") for _ in range(4)] == [200] * 4
+def test_nothing_is_lost_when_a_server_stops(
+    first: Host, play: Any, at_the_second: str, one_server_stopped: None
+) -> None:
+    assert [complete(first, "http://127.0.0.1:30100", prompt=at_the_second) for _ in range(4)] == [200] * 4
     done = play("-i", str(INVENTORY), playbook=ROUTER)
     assert not done.ok and "lab-gpu3 (http://" in done.said and "does not answer the router's machine" in done.said
