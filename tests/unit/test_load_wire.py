@@ -319,8 +319,11 @@ def test_a_first_chunk_is_read_before_a_crowd_and_amid_it(peer: Peer) -> None:
         end.sendall(b"1\r\nc\r\n")
     ends[crowd].sendall(HEAD)
     peer.wire.clock = clock
-    peer.wire._look(1, [])
-    assert len(order) == crowd + 2
+    while len(order) < crowd + 2:
+        before = len(order)
+        peer.wire._look(1, [])
+        # What ends in a look is started anew and written down before the next one, so it must not be many.
+        assert 0 < len(order) - before <= BATCH + 1
     assert order.index(1) == 1  # the first latecomer's was the first read
     assert order.index(2) <= 100 + BATCH + 1
     for end in ends:

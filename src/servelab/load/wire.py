@@ -7,8 +7,8 @@ after the level. All times are nanoseconds of one clock: CLOCK_REALTIME with ker
 
 A read can bring several chunks; all get the stamp of its last packet. `metrics` counts how often that happened. Most
 chunks lose a gap by that; the first would make a wrong TTFT. So whoever has had next to nothing yet is read before the
-others, and looked at again and again while a crowd of others is read: they have an epoll of their own, which is itself
-one of the things that the big one waits for.
+others, of whom only a few are read at a time: they have an epoll of their own, which is itself one of the things that
+the big one waits for.
 
 To wake up costs several times what a read does. With many requests in flight something comes all the time, so that this
 process would wake up for each chunk; it rests for a moment between two turns instead and reads what came meanwhile.
@@ -40,7 +40,7 @@ REST_SHARE = 8  # and not more than this part of the usual time between two read
 CROWD = 32  # requests in flight from which on it is worth it
 
 EARLY = 3  # reads of a response in which its first text is: a head, a role, the text, apart or together
-BATCH = 32  # reads of others after which those are looked for again
+BATCH = 32  # most reads of others in a look; what they bring to an end takes milliseconds to start anew and to write down
 
 # How the end of a response is recognised.
 HEAD, CHUNKED, LENGTH, CLOSE = range(4)
@@ -203,14 +203,12 @@ class Wire:
 
     def _look(self, timeout: float, done: list[Exchange]) -> None:
         """One look, after waiting up to `timeout` seconds for bytes. What ended is added to `done`."""
-        ready = self._epoll.poll(self._rested(timeout))
-        if not ready:
-            return
-        if self._rest:
+        ready = self._epoll.poll(self._rested(timeout), BATCH)
+        if self._rest and 0 < len(ready) < BATCH:
             self._read_again = time.monotonic_ns() + self._rest
-        for start in range(0, len(ready), BATCH):
+        if ready:
             self._read(self._early.poll(0), done)
-            self._read(ready[start : start + BATCH], done)
+            self._read(ready, done)
 
     def _read(self, ready: list[tuple[int, int]], done: list[Exchange]) -> None:
         """Read once from each that is ready. What ended is added to `done`."""
