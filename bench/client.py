@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import json
 import math
+import multiprocessing
 import os
 import platform
 import shutil
@@ -29,6 +30,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 
@@ -255,8 +257,7 @@ class Cost:
 
 def run(command: list[str], log: Path) -> Cost:
     """Run it on its core. CPU and memory of it and of all that it waited for."""
-    # A child's peak begins with that of the process which starts it, so ours is forgotten first (man proc, clear_refs).
-    Path("/proc/self/clear_refs").write_text("5")
+    # A child's peak begins with that of the process which starts it; see `aside`.
     began = time.monotonic()
     environment = os.environ | {"PYTHONPATH": str(HERE.parent / "src"), "HF_HUB_OFFLINE": "1", "OPENAI_API_KEY": "none"}
     with log.open("ab") as file:
@@ -277,6 +278,18 @@ def run(command: list[str], log: Path) -> Cost:
             os.killpg(process.pid, signal.SIGKILL)
     process.returncode = os.waitstatus_to_exitcode(status)
     return Cost(process.returncode, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, time.monotonic() - began)
+
+
+def aside(work: Callable[[], str]) -> str:
+    """What it says, from a process of its own: what it reads there does not count as memory of the next client."""
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe(duplex=False)
+    child = context.Process(target=lambda: there.send(work()))
+    child.start()
+    there.close()
+    said = here.recv()
+    child.join()
+    return str(said)
 
 
 @dataclass(frozen=True)
@@ -403,7 +416,7 @@ def main() -> None:
                     wanted = args.loads if client in own else args.peer_loads
                     if load in wanted and client.name in starts:
                         out = scratch / f"{client.name.replace('/', '_')}-{load}-{turn}"
-                        say(measure(client, load, args.seconds, starts[client.name], out, notes))
+                        say(aside(partial(measure, client, load, args.seconds, starts[client.name], out, notes)))
                         if out.is_dir():
                             shutil.rmtree(out)
     if args.into is not None and idle >= QUIET:

@@ -40,7 +40,7 @@ REST_SHARE = 8  # and not more than this part of the usual time between two read
 CROWD = 32  # requests in flight from which on it is worth it
 
 EARLY = 3  # reads of a response in which its first text is: a head, a role, the text, apart or together
-BATCH = 32  # most reads of others in a look; what they bring to an end takes milliseconds to start anew and to write down
+BATCH = 32  # most reads of others in a look: what they bring to an end takes milliseconds to send anew and to write
 
 # How the end of a response is recognised.
 HEAD, CHUNKED, LENGTH, CLOSE = range(4)
