@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Run molecule's scenarios one after the other on one lab: all of them, or those of one role.
-#   scripts/molecule.sh [SCENARIO…]    none: all of `lanes`; one: two labs share its tests
+#   scripts/molecule.sh [SCENARIO…]    none: all of `lanes`; one of `shared`: two labs share its tests
 #   KEEP=1: on one lab, which stays up for the next time
 # The lab is another one than the demo's; it is brought up once, and goes at the end, whatever happens.
 set -euo pipefail
@@ -13,6 +13,8 @@ lanes=(
     "site bench gpu_clean sglang_allreduce gpu_p2p sglang_nodes"
     "pve_container pve_gpu_host gpu_clean_hard nvidia_userspace collectives sglang_router"
 )
+# Those whose tests take much longer than what comes before them.
+shared=" pve_container pve_gpu_host gpu_clean_hard sglang_env sglang_server "
 labs=("$SERVELAB_LAB" "$SERVELAB_LAB-2")
 scenarios=("$@")
 for scenario in "${scenarios[@]}"; do
@@ -32,8 +34,7 @@ if [ -n "$why" ]; then
     exec pytest tests/local
 fi
 
-# A scenario spends most of its time in its tests, and waiting.
-if [ "${#scenarios[@]}" -eq 1 ] && [ -z "${KEEP:-}${SERVELAB_SHARE:-}" ]; then
+if [ "${#scenarios[@]}" -eq 1 ] && [ -z "${KEEP:-}${SERVELAB_SHARE:-}" ] && [[ "$shared" == *" ${scenarios[0]} "* ]]; then
     lanes=("${scenarios[0]}" "${scenarios[0]}")
     shares=(1/2 2/2)
     scenarios=()
