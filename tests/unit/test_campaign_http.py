@@ -1,5 +1,5 @@
-"""Once through HTTP: a whole campaign against simulated servers whose crossover is known to be C = 40, with an adaptive
-mode that is made from it.
+"""Once through HTTP: a whole campaign against simulated servers whose crossover is known, with an adaptive mode that is
+made from it.
 
 Seven minutes on two cores, so only with SERVELAB_SLOW=1; the statistics alone are proved in test_stats_crossover.
 """
@@ -33,6 +33,12 @@ FLAGS = {
     ],
 }
 FLAGS["eagle3_adaptive"] = [*FLAGS["eagle3"], "--speculative-adaptive"]
+# Steps take 20 + 0.5 C ms for one token and 30 + 1.75 C ms for 2.5 (1, 2 or 3 with 0.177, 0.146 and 0.677): equal at
+# C = 40 while they last. A request of 128 tokens has one from its prefill and 127 from as many steps, or from
+# (127 + 0.871) / 2.5 = 51.15 with drafts, of whose last step 0.871 tokens are wasted on average. And who follows one
+# that ended comes just too late for the next step, and waits for all of it: 128 (20 + 0.5 C) = 52.15 (30 + 1.75 C) at
+# 36.5. Without that wait it is 39.2.
+LOW, HIGH = 36.5, 39.2
 WANTED = {
     "description": "x",
     "modes": ["baseline", "eagle3", "eagle3_adaptive"],
@@ -84,10 +90,10 @@ def test_the_interval_of_a_measured_campaign_holds_the_truth(tmp_path: Path) -> 
     assert comparison.outcome == "below"
     found = comparison.crossing
     assert found is not None
-    assert (found.low or 0) <= 40 <= (found.high or 1000)
-    assert found.estimate == pytest.approx(40, rel=0.08)
-    # Both modes do equally at 40, so the nearest edges of captured sizes: 32 | 40 | 44 | 48.
-    assert state.derived["eagle3_adaptive"]["key"] in (40, 44, 48)
+    assert (found.low or 0) <= HIGH and (found.high or 1000) >= LOW
+    assert LOW * 0.95 < found.estimate < HIGH * 1.05
+    # From the first repetition alone. A server with drafts tells no captured sizes here, so it is the batch itself.
+    assert LOW * 0.9 < state.derived["eagle3_adaptive"]["key"] < HIGH * 1.1
     assert [judged for judged in deploy.judge(comparisons, "eagle3_adaptive", "eagle3") if judged.side < 0] == []
     for run in [*comparison.runs, *adaptive.runs]:
         assert [figure for figure in verify.figures(run) if not figure.agrees] == []
