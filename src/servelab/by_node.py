@@ -8,6 +8,7 @@ the lab's own machine, comes before them.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import signal
@@ -130,6 +131,8 @@ class Runs:
             assert process.stdout is not None
             readers.append(threading.Thread(target=follow, args=(part, process, process.stdout)))
             readers[-1].start()
+        if self._caught:  # while they were started
+            self.pass_on(self._caught, None)
         for reader in readers:
             reader.join()
         self._processes.clear()
@@ -158,5 +161,6 @@ class Runs:
     def pass_on(self, number: int, frame: FrameType | None) -> None:
         self._caught = number
         for process in self._processes:
-            if process.poll() is None:
-                os.killpg(process.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it ended just now
+                if process.poll() is None:
+                    os.killpg(process.pid, number)
