@@ -69,10 +69,10 @@ def test_it_asks_for_the_keys_and_gives_none_away(routed: str) -> None:
     for pid in FIRST.keeper.pids(ROUTER):
         words = b"".join(Path(f"/proc/{pid}/{name}").read_bytes() for name in ("cmdline", "environ"))
         assert b"SENTINEL" not in words
-    secrets = FIRST.prefix / "etc/servelab/secrets"
-    assert (secrets / "router.json").stat().st_mode & 0o777 == 0o400
+    secrets, own = (FIRST.prefix / "etc/servelab" / name for name in ("secrets", "router"))
+    assert (own / "keys.json").stat().st_mode & 0o777 == 0o400
     told = [path for place in ("etc", "run", "var") for path in (FIRST.prefix / place).rglob("*") if path.is_file()]
-    assert {path.parent for path in told if b"SENTINEL" in path.read_bytes()} == {secrets}
+    assert {path.parent for path in told if b"SENTINEL" in path.read_bytes()} == {secrets, own}
     assert "SENTINEL" not in routed
 
 

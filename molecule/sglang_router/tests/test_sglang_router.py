@@ -85,7 +85,7 @@ def test_it_uses_both_servers(first: Host, second: Host) -> None:
 
 def test_keys_are_in_their_file_and_nowhere_else(first: Host, second: Host) -> None:
     for host, user in ((first, "sglang"), (second, "router")):
-        file = host.file("/etc/servelab/secrets/router.json")
+        file = host.file("/etc/servelab/router/keys.json")
         assert (file.user, file.mode) == (user, 0o400)
         said = host.check_output(f"systemctl show {UNIT}; systemctl cat {UNIT}; ps -eww -o args; journalctl --no-pager")
         logs = host.check_output("cat /var/log/servelab/sglang-router/*.log")
@@ -141,6 +141,10 @@ def test_a_router_that_nothing_uses_is_pruned_and_the_one_in_use_stays(play: Any
     assert len(installed) == 1
 
 
+def start(host: Host) -> None:
+    host.check_output("systemctl reset-failed servelab-baseline.service; systemctl start servelab-baseline.service")
+
+
 @pytest.fixture
 def of_the_prompt(first: Host, second: Host) -> Iterator[str]:
     """The server that has answered the prompt, and with which the router keeps it, stops; its inventory name."""
@@ -155,9 +159,7 @@ def of_the_prompt(first: Host, second: Host) -> Iterator[str]:
     [name] = took
     servers[name].check_output("systemctl stop servelab-baseline.service")
     yield name
-    servers[name].check_output(
-        "systemctl reset-failed servelab-baseline.service; systemctl start servelab-baseline.service"
-    )
+    start(servers[name])
 
 
 def test_nothing_is_lost_when_a_server_stops(first: Host, play: Any, of_the_prompt: str) -> None:
@@ -165,4 +167,14 @@ def test_nothing_is_lost_when_a_server_stops(first: Host, play: Any, of_the_prom
     done = play("-i", str(INVENTORY), playbook=ROUTER)
     assert (
         not done.ok and f"{of_the_prompt} (http://" in done.said and "does not answer the router's machine" in done.said
+    )
+
+
+def test_a_server_starts_again_beside_a_router_of_another_user(second: Host) -> None:
+    """Each reads its own keys, in a directory that the other cannot enter."""
+    second.check_output("systemctl stop servelab-baseline.service")
+    start(second)
+    second.check_output(
+        "timeout 60 sh -c 'until grep -q :7530 /proc/net/tcp; do systemctl is-active -q servelab-baseline || exit 1; "
+        "sleep 0.5; done'"
     )
