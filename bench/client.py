@@ -5,7 +5,7 @@
 
 Needs a C compiler and two cores that have nothing else to do. The server (known_truth.c) notes when each request had
 arrived and when each chunk went out; a client's own figures are held against that. Other clients are measured between
-ours where they are installed: DIR/sglang and DIR/guidellm are virtual environments (see docs/performance.md).
+ours where they are installed: DIR/sglang, DIR/guidellm and DIR/aiperf are virtual environments (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -150,6 +150,8 @@ def our_figures(out: Path) -> Said:
 
 # Theirs: each with the options that make it do the same.
 
+TOKENIZER = "servelab/words"
+
 
 def requests_of(load: str, seconds: float) -> int:
     return max(2 * int(load), math.ceil(int(load) * seconds / request_s())) if seconds else 1
@@ -211,12 +213,41 @@ def guidellm(home: Path, tokenizer: Path) -> Client:
     return Client("guidellm", command, read)
 
 
+def aiperf(home: Path, tokenizer: Path) -> Client:
+    def command(load: str, seconds: float, out: Path) -> list[str]:
+        # Without a network it takes a tokenizer's name only, which it looks up where such are kept.
+        words = ["env", f"HF_HUB_CACHE={tokenizer.parents[2]}", str(home / "bin/aiperf"), "profile"]
+        words += ["--model", "known-truth", "--url", url(), "--tokenizer", TOKENIZER]
+        words += ["--endpoint-type", "chat", "--streaming", "--ui", "none"]
+        words += ["--concurrency", load, "--request-count", str(requests_of(load, seconds))]
+        words += ["--isl", "16", "--osl", str(TOKENS), "--extra-inputs", "ignore_eos:true", "--use-server-token-count"]
+        return [*words, "--no-server-metrics", "--no-gpu-telemetry", "--artifact-dir", str(out)]
+
+    def read(out: Path) -> Said:
+        found = json.loads((out / "profile_export_aiperf.json").read_text())
+        return Said(
+            requests=int(found["request_count"]["avg"]),
+            ttft_ms=found["time_to_first_token"]["avg"],
+            ttft_p99_ms=found["time_to_first_token"]["p99"],
+            tpot_ms=found["inter_token_latency"]["avg"],
+            tok_s=found["output_token_throughput"]["avg"],
+            window=None,
+            verdict="says nothing",
+        )
+
+    return Client("aiperf", command, read)
+
+
 def peers(directory: Path | None, scratch: Path) -> list[Client]:
     if directory is None:
         return []
-    tokenizer = scratch / "tokenizer"
+    # As a cache of such has it, for clients that know it by its name.
+    kept = scratch / f"models--{TOKENIZER.replace('/', '--')}"
+    tokenizer = kept / "snapshots" / "1"
     write_tokenizer(tokenizer)
-    known = {"sglang": sglang, "guidellm": guidellm}
+    (kept / "refs").mkdir()
+    (kept / "refs/main").write_text(tokenizer.name)
+    known = {"sglang": sglang, "guidellm": guidellm, "aiperf": aiperf}
     return [make(directory / name, tokenizer) for name, make in known.items() if (directory / name / "bin").is_dir()]
 
 
@@ -226,7 +257,7 @@ def write_tokenizer(directory: Path) -> None:
     model = {"type": "WordLevel", "vocab": {word: number for number, word in enumerate(words)}, "unk_token": "<unk>"}
     made = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None}
     made |= {"pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": None, "decoder": None, "model": model}
-    directory.mkdir()
+    directory.mkdir(parents=True)
     (directory / "tokenizer.json").write_text(json.dumps(made))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "model_max_length": 4096}
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
