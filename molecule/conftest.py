@@ -1,7 +1,7 @@
 """Hosts of the lab for testinfra, over ssh, and playbooks run again to see what they would do.
 
-testinfra reads an inventory without evaluating its templates, and the lab's addresses are templates. So Ansible is
-asked once for what it would connect to, and testinfra's plain ssh backend does the rest.
+testinfra reads an inventory without evaluating its templates. So Ansible is asked once for what it would connect to,
+and testinfra's plain ssh backend does the rest.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
+from ansible.module_utils.common.yaml import yaml_load
 from ansible.plugins.action import ActionBase
 from ansible_collections.servelab.sglang.plugins.module_utils.inventory_parts import parts
 from ansible_collections.servelab.sglang.plugins.module_utils.inventory_rules import UNKNOWN, Catalogue, check_inventory
@@ -88,11 +88,11 @@ def read_catalogue(roles: Path) -> Catalogue:
     defaults: dict[str, Any] = {}
     for specs in sorted(roles.glob("*/meta/argument_specs.yml")):
         role = specs.parents[1]
-        entry_points = (yaml.safe_load(specs.read_text(encoding="utf-8")) or {}).get("argument_specs", {})
+        entry_points = (yaml_load(specs.read_text(encoding="utf-8")) or {}).get("argument_specs", {})
         names = {name for entry in entry_points.values() for name in (entry.get("options") or {})}
         defaults_file = role / "defaults/main.yml"
         if defaults_file.is_file():
-            given = yaml.safe_load(defaults_file.read_text(encoding="utf-8")) or {}
+            given = yaml_load(defaults_file.read_text(encoding="utf-8")) or {}
             names |= set(given)
             defaults |= {name: value for name, value in given.items() if "{{" not in str(value)}
         variables[role.name] = names

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 from ansible.errors import AnsibleFilterError
+from ansible.module_utils.common.yaml import yaml_load
 from ansible_collections.servelab.sglang.plugins.module_utils import (
     modes,
     modes_adaptive,
@@ -30,7 +31,7 @@ def load_modes(directories: list[str]) -> dict[str, Any]:
         for path in sorted([*directory.glob("*.yml"), *directory.glob("*.yaml")]):
             try:
                 with path.open("rb") as stream:
-                    catalogue[path.stem] = yaml.safe_load(stream)
+                    catalogue[path.stem] = yaml_load(stream)
             except yaml.YAMLError as error:
                 errors.append(f"{path} is not YAML: {str(error).splitlines()[0]}.")
     if errors:
