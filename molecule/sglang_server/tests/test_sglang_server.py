@@ -258,19 +258,30 @@ def test_unit_and_record_edited_by_hand_are_found_and_alone_written_again(play, 
 
 
 def test_a_server_that_runs_with_older_settings_is_restarted_only_where_that_is_allowed(play, guest):
-    """Also by a run that writes nothing, because an earlier one wrote it."""
+    """Also by a run that writes nothing, because an earlier one wrote it. One that is measured is left alone."""
     show = "systemctl show servelab-baseline --property=InvocationID --value"
+    note = "/run/servelab/baseline.owner"
     try:
-        guest.check_output("systemctl start servelab-baseline")
+        guest.check_output(f"mkdir -p /run/servelab && echo bench > {note}; systemctl start servelab-baseline")
         started = guest.check_output(show)
         guest.check_output(f"touch {UNITS}/servelab-baseline.service")
+        measured = play(*OWN, sglang_server_restart_ok=True)
+        (said,) = measured.results["Say that the running server still is the old one"]
+        assert said["msg"].endswith("It is being measured or proved, which nobody may spoil: a playbook started it.")
+        assert measured.changed == [] and guest.check_output(show) == started
+        guest.check_output(f"echo serve > {note}")
         told = play(*OWN)
         (said,) = told.results["Say that the running server still is the old one"]
         assert said["msg"].startswith("servelab-baseline runs with older settings than its files have")
+        assert "sglang_server_restart_ok=true" in said["msg"]
         assert told.changed == [] and guest.check_output(show) == started
         restarted = play(*OWN, sglang_server_restart_ok=True)
-        assert restarted.changed == [("Restart the running server with its new settings", "lab-gpu1")]
+        assert restarted.changed == [
+            ("Restart the running server with its new settings", "lab-gpu1"),
+            ("Note again who started it", "lab-gpu1"),
+        ]
         assert guest.check_output(show) != started
+        assert guest.check_output(f"cat {note}") == "serve"
     finally:
         guest.check_output("systemctl stop servelab-baseline; systemctl reset-failed servelab-baseline || true")
 
