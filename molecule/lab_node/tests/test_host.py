@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
+NAMED = Path("/run/netns")
 BRIDGE, ADDRESS = "slabfffffe", "10.251.7.1/24"
 SERVE = """
 import socket
@@ -52,6 +53,7 @@ class Hosts:
 @pytest.fixture
 def hosts() -> Iterator[Hosts]:
     made = Hosts()
+    mounted = NAMED.is_mount()
     try:
         for name in made.name.values():
             subprocess.run(["ip", "netns", "add", name], check=True)
@@ -68,6 +70,10 @@ def hosts() -> Iterator[Hosts]:
     finally:
         for name in made.name.values():
             subprocess.run(["ip", "netns", "del", name], check=False)
+        # The first name of all makes a mount there, which the last one leaves.
+        if not mounted and NAMED.is_mount() and not any(NAMED.iterdir()):
+            subprocess.run(["umount", NAMED], check=True)
+            NAMED.rmdir()
 
 
 def plug_in(hosts: Hosts) -> None:

@@ -136,7 +136,7 @@ def test_its_unit_is_written_anew_while_it_runs(switched):
     assert unit == {new} and new != old
     assert after == before
     (said,) = switched["rendering"].results["Say that the running server still is the old one"]
-    assert "the server keeps its old settings until it is restarted" in said["msg"]
+    assert "runs with older settings than its files have, and keeps them until it is restarted" in said["msg"]
 
 
 def test_neither_its_unit_nor_it_alone_loses_the_stack(switched):
