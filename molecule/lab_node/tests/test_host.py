@@ -50,10 +50,15 @@ class Hosts:
         return self.run("node", "python3", "-c", ASK, check=False).stdout.strip()
 
 
+def is_mount(path: Path) -> bool:
+    """Also where a directory is mounted on itself, which Path.is_mount() does not see."""
+    return subprocess.run(["mountpoint", "--quiet", path], check=False).returncode == 0
+
+
 @pytest.fixture
 def hosts() -> Iterator[Hosts]:
     made = Hosts()
-    mounted = NAMED.is_mount()
+    mounted = is_mount(NAMED)
     try:
         for name in made.name.values():
             subprocess.run(["ip", "netns", "add", name], check=True)
@@ -71,7 +76,7 @@ def hosts() -> Iterator[Hosts]:
         for name in made.name.values():
             subprocess.run(["ip", "netns", "del", name], check=False)
         # The first name of all makes a mount there, which the last one leaves.
-        if not mounted and NAMED.is_mount() and not any(NAMED.iterdir()):
+        if not mounted and is_mount(NAMED) and not any(NAMED.iterdir()):
             subprocess.run(["umount", NAMED], check=True)
             NAMED.rmdir()
 
