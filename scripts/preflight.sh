@@ -15,7 +15,8 @@ refuse() {
 refused() {
     unshare --mount --net --pid --uts --ipc --fork true 2>/dev/null || { echo "making namespaces"; return; }
     unshare --mount sh -c 'mount -t tmpfs none /mnt' 2>/dev/null || { echo "mounting"; return; }
-    unshare --mount sh -c 'mount -t cgroup2 none /mnt' 2>/dev/null || { echo "mounting cgroup2"; return; }
+    # In the host's own cgroup namespace the options of this mount, none, would become those of the host's.
+    unshare --mount --cgroup sh -c 'mount -t cgroup2 none /mnt' 2>/dev/null || { echo "mounting cgroup2"; return; }
     # Without ip nothing is known yet: apt brings it.
     ! command -v ip >/dev/null || unshare --net ip link add slabtry type bridge 2>/dev/null || { echo "making a bridge"; return; }
     unshare --mount sh -c 'mount -t tmpfs none /mnt && mknod /mnt/full c 1 7 && : <>/mnt/full' 2>/dev/null || echo "making device nodes"

@@ -168,7 +168,10 @@ class Systemd:
     def stop(self, unit: str) -> bool:
         shown = self.show(unit)
         if shown.get("ActiveState") in ("inactive", "failed") or shown.get("LoadState") == "not-found":
-            # A failed unit of a start that nobody stopped stays failed: it says so to whoever looks.
+            # A failed unit of a start that nobody stopped stays failed: it says so to whoever looks. One without a file
+            # ran one command (`run`), whose caller heard how it ended: it must not degrade the system for good.
+            if shown.get("ActiveState") == "failed" and not self.unit_file(unit).exists():
+                _ask("systemctl", "reset-failed", unit)
             return False
         code, _, said = _ask("systemctl", "stop", unit)
         if code:

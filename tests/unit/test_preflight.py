@@ -47,6 +47,28 @@ def test_a_machine_with_everything_is_left_alone(machine):
 
 
 @needs_no_proxmox
+def test_the_hosts_cgroups_are_tried_in_a_namespace_of_their_own(machine):
+    """A mount of cgroup2 in the host's namespace sets the options of the host's: nsdelegate would be gone."""
+    run, _, log = machine
+    run("--why")
+    tried = [line for line in log.read_text().splitlines() if "cgroup2" in line]
+    assert tried and all("--cgroup" in line.partition(" sh ")[0].split() for line in tried)
+
+
+def cgroup2_options() -> set[str]:
+    lines = (line.split() for line in Path("/proc/self/mounts").read_text().splitlines())
+    return {option for line in lines if line[2] == "cgroup2" for option in line[3].split(",")}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.skipif(not {"nsdelegate", "memory_recursiveprot"} & cgroup2_options(), reason="no such option is set here")
+def test_the_hosts_cgroups_keep_their_options():
+    before = cgroup2_options()
+    subprocess.run(["sh", PREFLIGHT, "--why"], check=True, capture_output=True)
+    assert cgroup2_options() == before
+
+
+@needs_no_proxmox
 @pytest.mark.parametrize(
     ("name", "body", "sentence"),
     [

@@ -167,6 +167,16 @@ def test_nothing_is_left_running(guest):
     assert max(int(mib) for mib in used) <= 4
 
 
+def test_a_load_client_that_failed_does_not_degrade_the_guest(guest):
+    """As one whose levels are invalid does; bench heard it, and stops its unit like any other."""
+    unit = "servelab-load-test-baseline.service"
+    guest.check_output(f"systemd-run --quiet --wait --unit={unit} false || true")
+    assert guest.check_output(f"systemctl show {unit} --property=ActiveState --value") == "failed"
+    stop = ["ansible", "lab-gpu1", "-m", "servelab.sglang.unit", "-a", f"name={unit} state=stopped"]
+    subprocess.run(stop, cwd=ROOT, capture_output=True, check=True)
+    assert guest.check_output(f"systemctl show {unit} --property=LoadState --value") == "not-found"
+
+
 def test_an_unknown_mode_is_answered_with_the_known_ones():
     before = sorted(CAMPAIGN.iterdir())
     status, said = bench("-e", "mode=eagle4")
