@@ -8,10 +8,11 @@ cd "$(dirname "$0")/.."
 export SERVELAB_LAB="${TEST_LAB:-test}"
 
 # What `make test` runs: what was seen to pass together, on two labs side by side, as a scenario waits more than it
-# computes. The other scenarios run alone (ROLE=name), for their time: lab_node, cuda_toolkit, sglang_env, sglang_server.
+# computes. The other scenarios run alone (ROLE=name): lab_node, which compares the machine before and after a lab and wants no
+# other lab beside it, and cuda_toolkit and sglang_env, for their time and what they download.
 lanes=(
     "site bench gpu_clean sglang_allreduce gpu_p2p sglang_nodes"
-    "pve_container pve_gpu_host gpu_clean_hard nvidia_userspace collectives sglang_router"
+    "pve_container pve_gpu_host gpu_clean_hard nvidia_userspace collectives sglang_router sglang_server"
 )
 # Those whose tests take much longer than what comes before them.
 shared=" pve_container pve_gpu_host gpu_clean_hard sglang_env sglang_server "
