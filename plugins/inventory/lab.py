@@ -46,8 +46,6 @@ EXAMPLES = r"""
 plugin: servelab.sglang.lab
 """
 
-STATE = "/var/lib/servelab-lab"
-
 
 class InventoryModule(BaseInventoryPlugin):  # type: ignore[misc]
     """Puts `lab_variables` on the group all, and `connection_variables` on hosts with a `lab_number`."""

@@ -57,7 +57,7 @@ def test_every_inventory_of_the_lab_means_the_same_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("lab", [None, "one"])
-def test_the_script_means_the_same_lab(lab: str | None, tmp_path: Path) -> None:
+def test_the_script_means_the_same_lab(lab: str | None) -> None:
     # As in scripts/lab, which must not wait for Ansible.
     words = next(line for line in (ROOT / "scripts/lab").read_text().splitlines() if line.startswith("id="))
     environment = {"PATH": os.environ["PATH"]} | ({"SERVELAB_LAB": lab} if lab else {})
