@@ -21,6 +21,8 @@ import pytest
 import testinfra
 from testinfra.host import Host
 
+pytest.register_assert_rewrite("bundles", "units")
+
 ROOT = Path(__file__).resolve().parent.parent
 LAB = ROOT / "scripts/lab"
 _ASKED = (

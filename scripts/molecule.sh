@@ -9,13 +9,13 @@ export SERVELAB_LAB="${TEST_LAB:-test}"
 
 # What `make test` runs: what was seen to pass together, on two labs side by side, as a scenario waits more than it
 # computes. The other scenarios run alone (ROLE=name): lab_node, which compares the machine before and after a lab and wants no
-# other lab beside it, and cuda_toolkit and sglang_env, for their time and what they download.
+# other lab beside it, and cuda_toolkit and sglang_env_otherwise, for their time and what they download.
 lanes=(
-    "site bench gpu_clean sglang_allreduce gpu_p2p sglang_nodes"
-    "pve_container pve_gpu_host gpu_clean_hard nvidia_userspace collectives sglang_router sglang_server"
+    "site sglang_env bench bench_otherwise gpu_clean sglang_allreduce gpu_p2p sglang_nodes"
+    "pve_container pve_gpu_host gpu_clean_hard nvidia_userspace collectives sglang_router sglang_server sglang_server_otherwise"
 )
 # Those whose tests take much longer than what comes before them.
-shared=" pve_container pve_gpu_host gpu_clean_hard sglang_env sglang_server "
+shared=" pve_container pve_gpu_host gpu_clean_hard "
 labs=("$SERVELAB_LAB" "$SERVELAB_LAB-2")
 scenarios=("$@")
 for scenario in "${scenarios[@]}"; do
@@ -110,6 +110,11 @@ for scenario in "${scenarios[@]}"; do
         echo "== $scenario: FAILED after $((SECONDS - started)) s"
     fi
 done
+if [ "${#scenarios[@]}" -eq 1 ]; then
+    for other in "molecule/${scenarios[0]}"_*/; do
+        [ ! -d "$other" ] || echo "== more of this role: make test ROLE=$(basename "$other")"
+    done
+fi
 if [ "${#failed[@]}" -gt 0 ]; then
     echo "These scenarios failed: ${failed[*]}. One alone: make test ROLE=${failed[0]}" >&2
     exit 1

@@ -2,51 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[3]
-UNITS = "/etc/systemd/system"
-# The play of converge.yml that is as the inventory says, without the one that is quite different.
-OWN = ("--tags", "own")
-
-
-def directives(host, mode: str) -> dict[str, list[str]]:
-    """The lines of a unit: {directive: values in order}."""
-    found: dict[str, list[str]] = {}
-    for line in host.file(f"{UNITS}/servelab-{mode}.service").content_string.splitlines():
-        if "=" in line and not line.startswith("#"):
-            name, value = line.split("=", 1)
-            found.setdefault(name, []).append(value)
-    return found
+from conftest import ROOT
+from units import (
+    UNITS,
+    assert_cards_are_idle,
+    assert_logged_without_a_secret,
+    assert_no_secret_anywhere,
+    assert_seen_to_answer,
+    assert_valid_and_at_rest,
+    directives,
+    value_of,
+)
 
 
-def flags(host, mode: str) -> list[str]:
-    command = json.loads(host.file(f"/etc/servelab/modes/{mode}.json").content_string)["command"]
-    return [word for word in command if word.startswith("--")]
-
-
-def value_of(host, mode: str, flag: str) -> str | None:
-    command = json.loads(host.file(f"/etc/servelab/modes/{mode}.json").content_string)["command"]
-    for position, word in enumerate(command):
-        if word == flag:
-            return command[position + 1]
-        if word.startswith(f"{flag}="):
-            return word.split("=", 1)[1]
-    return None
-
-
-@pytest.mark.parametrize("mode", ["baseline", "eagle3", "wide"])
+@pytest.mark.parametrize("mode", ["baseline", "eagle3"])
 def test_units_are_valid_and_at_rest(guest, mode):
-    assert guest.check_output(f"systemd-analyze verify servelab-{mode}.service 2>&1") == ""
-    assert not guest.service(f"servelab-{mode}").is_running
-    # No [Install] section: it cannot be started at boot by mistake.
-    assert guest.run(f"systemctl is-enabled servelab-{mode}").stdout.strip() == "static"
+    assert_valid_and_at_rest(guest, mode)
 
 
 def test_what_is_compiled_belongs_to_one_stack(guest):
@@ -92,55 +68,6 @@ def test_the_baseline_is_as_the_inventory_says(guest):
     assert {flag: value_of(guest, "baseline", flag) for flag in wanted} == wanted
 
 
-def test_the_other_unit_is_as_described(guest):
-    unit = directives(guest, "wide")
-    assert (unit["User"], unit["Group"], unit["WorkingDirectory"]) == (["llm"], ["llms"], ["/srv/llm"])
-    assert unit["TimeoutStopSec"] == ["33"]
-    assert unit["ExecStartPre"] == [f"/usr/bin/test -c /dev/{name}" for name in ["nvidia4", "nvidia5", "nvidiactl"]]
-    # % begins a specifier of systemd.
-    assert unit["Description"][0].endswith("EAGLE-3 with a wider tree, 100%% ours")
-    environment = unit["Environment"]
-    assert "HOME=/srv/llm" in environment and "CUDA_HOME=/srv/other/cuda" in environment
-    assert "NCCL_PROTO" in "".join(environment) and "LL128" in "".join(environment)
-    assert not [line for line in environment if line.startswith("NCCL_ALGO")]
-    assert unit["ExecStart"] == ["/usr/bin/python3 /opt/servelab/run/run_server.py \\"]
-    text = guest.file(f"{UNITS}/servelab-wide.service").content_string
-    assert (
-        "    --keep 7 \\\n    --secrets /etc/servelab/secrets/server.yaml \\\n    --logs /var/log/servelab/wide \\\n"
-        "    -- /usr/bin/env OTHER=1 /opt/servelab-lab/bin/simserver \\\n    --model-path example/kimi"
-    ) in text
-
-
-def test_the_environment_arrives_as_written(guest):
-    shown = guest.check_output("systemctl show servelab-wide --property=Environment")
-    assert '"NCCL_DEBUG_FILE=/tmp/a b%h"' in shown
-    assert "OMP_NUM_THREADS=4" in shown
-
-
-def test_the_other_flags_are_as_described(guest):
-    wanted = {
-        "--model-path": "example/kimi",
-        "--revision": "0123abc",
-        "--served-model-name": "kimi",
-        "--host": "localhost",
-        "--port": "31234",
-        "--tp-size": "4",
-        "--mem-fraction-static": "0.81",
-        "--max-running-requests": "32",
-        "--random-seed": "7",
-        "--log-level": "debug",
-        "--speculative-draft-model-path": "/srv/other/draft",
-        "--speculative-num-steps": "2",
-        "--speculative-eagle-topk": "4",
-        "--speculative-num-draft-tokens": "8",
-        "--enable-metrics": None,
-        "--cuda-graph-max-bs-decode": None,
-    }
-    assert {flag: value_of(guest, "wide", flag) for flag in wanted} == wanted
-    assert "--trust-remote-code" in flags(guest, "wide")
-    assert "--enable-metrics" not in flags(guest, "wide")
-
-
 def test_the_user_cannot_log_in_and_has_its_groups(guest):
     user = guest.user("llm")
     assert (user.group, user.home, user.shell) == ("llms", "/srv/llm", "/usr/sbin/nologin")
@@ -148,16 +75,8 @@ def test_the_user_cannot_log_in_and_has_its_groups(guest):
     assert guest.file("/srv/llm").mode == 0o750
 
 
-@pytest.mark.parametrize("mode", ["baseline", "wide"])
-def test_the_mode_was_seen_to_answer(guest, mode):
-    assert guest.file(f"/var/lib/servelab/proofs/{mode}.json").exists
-    journal = guest.check_output(f"journalctl --unit servelab-{mode} --output cat")
-    assert "simulated" in journal
-    assert "POST /v1/completions HTTP/1.1" in journal
-
-
-# What converge.yml gives; it stands in a file of its own so that this search does not find itself.
-SECRETS = ("SENTINELapikey4711", "SENTINELadminkey4711", "hf_SENTINELtoken4711")
+def test_the_mode_was_seen_to_answer(guest):
+    assert_seen_to_answer(guest, "baseline")
 
 
 def test_keys_are_asked_for_and_lie_where_only_those_read_them_who_must(guest):
@@ -166,30 +85,16 @@ def test_keys_are_asked_for_and_lie_where_only_those_read_them_who_must(guest):
         file = guest.file(f"/etc/servelab/secrets/{name}")
         assert (file.user, file.mode) == wanted
     assert (guest.file("/etc/servelab/secrets").group, guest.file("/etc/servelab/secrets").mode) == ("llms", 0o750)
-    assert value_of(guest, "wide", "--config") == "/etc/servelab/secrets/server.yaml"
-    assert "HF_TOKEN_PATH=/etc/servelab/secrets/hf_token" in directives(guest, "wide")["Environment"]
+    assert value_of(guest, "baseline", "--config") == "/etc/servelab/secrets/server.yaml"
+    assert "HF_TOKEN_PATH=/etc/servelab/secrets/hf_token" in directives(guest, "baseline")["Environment"]
 
 
 def test_each_start_has_a_log_of_its_own_without_a_secret(guest):
-    logs = guest.file("/var/log/servelab/wide").listdir()
-    fields = guest.check_output("journalctl -u servelab-wide -o json --output-fields=_SYSTEMD_INVOCATION_ID")
-    starts = {json.loads(line).get("_SYSTEMD_INVOCATION_ID") for line in fields.splitlines()}
-    assert logs and {name.removesuffix(".log") for name in logs} <= starts
-    content = guest.file(f"/var/log/servelab/wide/{logs[0]}").content_string
-    assert "'api_key': '[redacted]'" in content or "api_key='[redacted]'" in content
+    assert_logged_without_a_secret(guest, "baseline")
 
 
 def test_no_secret_is_found_anywhere(guest):
-    """On the whole guest: files, journal, what systemd shows, every command line and every environment."""
-    for secret in SECRETS:
-        found = guest.run(
-            "grep -rlaI --exclude-dir=secrets -e %s /etc /opt /root /run /srv /tmp /var 2>/dev/null",
-            secret,
-        ).stdout.split()
-        assert found == []
-        assert guest.run("journalctl --all | grep -c -e %s", secret).stdout.strip() == "0"
-        shown = "systemctl show 'servelab-*' ; cat /etc/systemd/system/servelab-*; systemctl show-environment"
-        assert guest.run(f"({shown}) | grep -c -e %s", secret).stdout.strip() == "0"
+    assert_no_secret_anywhere(guest)
 
 
 def test_the_sandbox_is_as_narrow_as_is_said(guest):
@@ -232,9 +137,7 @@ def test_a_guest_that_refuses_namespaces_is_told_so_and_not_of_device_nodes(gues
 
 
 def test_nothing_is_left_on_the_cards(guest):
-    used = guest.check_output("nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits").split()
-    # 4 MiB is what such a card reports when it is idle.
-    assert [int(mib) for mib in used] == [4] * 8
+    assert_cards_are_idle(guest)
 
 
 def test_unit_and_record_edited_by_hand_are_found_and_alone_written_again(play, guest):
@@ -243,7 +146,7 @@ def test_unit_and_record_edited_by_hand_are_found_and_alone_written_again(play, 
     guest.check_output(f"sed -i 's/^LimitNOFILE=.*/LimitNOFILE=1024/' {unit}")
     guest.check_output(f"sed -i 's/simserver/simserver2/' {record}")
     repair = [("Write the merged mode for provenance", "lab-gpu1"), ("Write the unit of the mode", "lab-gpu1")]
-    checked = play(*OWN, "--check", "--diff")
+    checked = play("--check", "--diff")
     assert [one for one in checked.changed if not one[0].startswith("Let systemd")] == repair
     old, new = (set(text.splitlines()) for text in checked.diff)
     assert {line.strip(' ",').replace("simserver2", "simserver") for line in old - new} == {
@@ -252,38 +155,9 @@ def test_unit_and_record_edited_by_hand_are_found_and_alone_written_again(play, 
     }
     assert {line.strip(' ",') for line in new - old} == {"LimitNOFILE=1048576", "/opt/servelab-lab/bin/simserver"}
     assert "LimitNOFILE=1024\n" in guest.file(unit).content_string
-    played = play(*OWN)
+    played = play()
     assert [one for one in played.changed if not one[0].startswith("Let systemd")] == repair
     assert [guest.file(name).content_string for name in (unit, record)] == right
-
-
-def test_a_server_that_runs_with_older_settings_is_restarted_only_where_that_is_allowed(play, guest):
-    """Also by a run that writes nothing, because an earlier one wrote it. One that is measured is left alone."""
-    show = "systemctl show servelab-baseline --property=InvocationID --value"
-    note = "/run/servelab/baseline.owner"
-    try:
-        guest.check_output(f"mkdir -p /run/servelab && echo bench > {note}; systemctl start servelab-baseline")
-        started = guest.check_output(show)
-        guest.check_output(f"touch {UNITS}/servelab-baseline.service")
-        measured = play(*OWN, sglang_server_restart_ok=True)
-        (said,) = measured.results["Say that the running server still is the old one"]
-        assert said["msg"].endswith("It is being measured or proved, which nobody may spoil: a playbook started it.")
-        assert measured.changed == [] and guest.check_output(show) == started
-        guest.check_output(f"echo serve > {note}")
-        told = play(*OWN)
-        (said,) = told.results["Say that the running server still is the old one"]
-        assert said["msg"].startswith("servelab-baseline runs with older settings than its files have")
-        assert "sglang_server_restart_ok=true" in said["msg"]
-        assert told.changed == [] and guest.check_output(show) == started
-        restarted = play(*OWN, sglang_server_restart_ok=True)
-        assert restarted.changed == [
-            ("Restart the running server with its new settings", "lab-gpu1"),
-            ("Note again who started it", "lab-gpu1"),
-        ]
-        assert guest.check_output(show) != started
-        assert guest.check_output(f"cat {note}") == "serve"
-    finally:
-        guest.check_output("systemctl stop servelab-baseline; systemctl reset-failed servelab-baseline || true")
 
 
 def test_wrong_settings_are_told_at_once_and_before_anything_changes(play, guest):
@@ -312,79 +186,3 @@ def test_a_flag_that_the_release_does_not_have_is_refused(play):
     assert not played.ok
     assert "Mode baseline: random_sed is not a flag of SGLang 0.5.23; the nearest one is random_seed." in played.said
     assert played.changed == []
-
-
-def test_a_mode_that_cannot_start_says_why_and_leaves_nothing(play, guest):
-    try:
-        # The proof of another setup does not count.
-        played = play(sglang_server_device_nodes=["/dev/nvidia9"])
-    finally:
-        repaired = play(*OWN)
-    assert not played.ok
-    assert "Mode baseline does not serve." in played.said
-    assert "/dev/nvidia9 is missing or is not a character device" in played.said
-    assert " Remedy: " in played.said
-    assert repaired.ok
-    assert not guest.service("servelab-baseline").is_running
-
-
-def test_one_mode_is_started_at_boot_and_no_other(play, guest):
-    boot = Path(__file__).resolve().parent.parent / "boot.yml"
-    wanted, modes = "/etc/systemd/system/multi-user.target.wants", ("eagle3", "baseline")
-    try:
-        for mode, states in (("eagle3", ["enabled", "static"]), ("baseline", ["static", "enabled"])):
-            assert play(playbook=boot, boot=mode).ok
-            asked = [guest.run(f"systemctl is-enabled servelab-{name}").stdout.strip() for name in modes]
-            assert asked == states
-            assert [name for name in guest.file(wanted).listdir() if "servelab" in name] == [f"servelab-{mode}.service"]
-    finally:
-        assert play(playbook=boot, boot="").ok
-    assert [name for name in guest.file(wanted).listdir() if "servelab" in name] == []
-
-
-@pytest.fixture(scope="module")
-def said(play) -> dict[str, str]:
-    """What people are told when a server meets each of its failures."""
-    played = play(playbook=Path(__file__).resolve().parent.parent / "faults.yml")
-    assert played.ok, played.said
-    return {fault: " ".join(text.split()) for fault, text in played.results["Tell what was said"][0]["said"].items()}
-
-
-@pytest.mark.parametrize(
-    ("fault", "cause", "remedy"),
-    [
-        (
-            "oom_kv_pool",
-            "out of GPU memory while the KV cache was allocated",
-            "Lower sglang_server_mem_fraction_static",
-        ),
-        (
-            "oom_graph_capture",
-            "out of GPU memory while CUDA graphs were captured.",
-            "or capture less",
-        ),
-        (
-            "unsupported_architecture",
-            "requires SM90 or SM10X NVIDIA GPUs",
-            "Choose another way for these cards",
-        ),
-        ("assertion", "Flashinfer MoE A2A is only supported with flashinfer_cutlass moe runner backend", "Remedy: "),
-        ("hang_nccl_init", "No news for 1", "NCCL_P2P_DISABLE=1"),
-        (
-            "death_on_first_request",
-            "kernel needs more shared memory than sm_120 has.",
-            "Choose another attention backend",
-        ),
-        ("garbage_output", "wrong: Wrong output: every answer is one token repeated ('!!!!", ""),
-        ("fell_back_to_nccl", "the custom all-reduce could not be set up", ""),
-    ],
-)
-def test_a_failure_of_the_server_is_told_with_cause_and_remedy(said, fault, cause, remedy):
-    assert cause in said[fault]
-    assert remedy in said[fault]
-
-
-def test_failures_leave_nothing_running(said, guest):
-    assert guest.run("systemctl list-units --no-legend --state=active,failed 'servelab-*.service'").stdout == ""
-    used = guest.check_output("nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits").split()
-    assert [int(mib) for mib in used] == [4] * 8

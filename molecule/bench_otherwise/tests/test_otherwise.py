@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
-PATH = Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"]) / "results/otherwise"
+from bundles import RESULTS
+
+PATH = RESULTS / "otherwise"
 
 
 def run() -> Path:

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
-PLAYBOOKS = Path(__file__).resolve().parents[3] / "playbooks"
+PLAYBOOKS = ROOT / "playbooks"
 UNITS = Path(__file__).resolve().parent.parent / "units.yml"
-OWN = ("--tags", "own")
+OWN = ROOT / "molecule/sglang_env/converge.yml"
 LINK, STACKS, JIT = "/opt/servelab/stack", "/opt/servelab/stacks", "/var/cache/servelab/jit"
 UNIT = "servelab-baseline.service"
 UNIT_DIRS = {"systemd": "/etc/systemd/system", "process": "/etc/servelab/units"}
@@ -94,7 +95,7 @@ def switched(play, guest):
             played = play(playbook=playbook, **SERVER, **words)
             assert played.ok, played.said
         look("old")
-        seen["upgrade"] = play(*OWN)
+        seen["upgrade"] = play(playbook=OWN)
         look("link moved")
         seen["status"] = play(playbook=PLAYBOOKS / "status.yml")
         seen["first prune"] = play(playbook=PLAYBOOKS / "prune.yml")
@@ -104,14 +105,14 @@ def switched(play, guest):
         look("pruned")
         guest.check_output(f"systemctl restart {UNIT}")
         look("restarted")
-        seen["way back"] = play(*OWN, **OLD)
+        seen["way back"] = play(playbook=OWN, **OLD)
         look("back")
         assert play(playbook=PLAYBOOKS / "stop.yml").ok
-        seen["home"] = play(*OWN)
+        seen["home"] = play(playbook=OWN)
         return seen
     finally:
         guest.run(f"systemctl stop {UNIT}")
-        play(*OWN)
+        play(playbook=OWN)
 
 
 def test_a_server_keeps_its_stack_when_the_link_moves(switched):
@@ -175,7 +176,7 @@ def supervised(play, guest, switched):
             assert played.ok, played.said
         seen["old"] = stack_of(guest)
         before = serving(guest, "process")
-        assert play(*OWN).changed == LINK_ALONE
+        assert play(playbook=OWN).changed == LINK_ALONE
         seen["unit and server"] = play(playbook=PLAYBOOKS / "prune.yml")
         assert play(playbook=UNITS, **SERVER, **PROCESS).ok
         seen["server"] = play(playbook=PLAYBOOKS / "prune.yml")
@@ -191,7 +192,7 @@ def supervised(play, guest, switched):
         return seen
     finally:
         guest.run(f"python3 /opt/servelab/supervise.py stop {UNIT}")
-        play(*OWN)
+        play(playbook=OWN)
 
 
 def test_a_server_without_systemd_keeps_its_stack_too(supervised):
