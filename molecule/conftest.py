@@ -21,7 +21,7 @@ import pytest
 import testinfra
 from testinfra.host import Host
 
-pytest.register_assert_rewrite("bundles", "units")
+pytest.register_assert_rewrite("bundles", "routed", "stacks", "units")
 
 ROOT = Path(__file__).resolve().parent.parent
 LAB = ROOT / "scripts/lab"
