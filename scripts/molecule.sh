@@ -12,7 +12,7 @@ export SERVELAB_LAB="${TEST_LAB:-test}"
 # other lab beside it, and cuda_toolkit and sglang_env_otherwise, for their time and what they download.
 lanes=(
     "site sglang_env bench bench_otherwise gpu_clean sglang_allreduce gpu_p2p sglang_nodes"
-    "pve_container pve_gpu_host gpu_clean_hard nvidia_userspace collectives sglang_router sglang_server sglang_server_otherwise"
+    "pve_container pve_gpu_host gpu_clean_hard nvidia_userspace collectives collectives_otherwise sglang_router sglang_router_otherwise sglang_server sglang_server_otherwise"
 )
 # Those whose tests take much longer than what comes before them.
 shared=" pve_container pve_gpu_host gpu_clean_hard "
