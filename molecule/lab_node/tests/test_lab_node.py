@@ -264,45 +264,37 @@ def written(played) -> list[tuple[str, str]]:
     return [one for one in played.changed if not one[0].startswith("Reload")]
 
 
-def test_a_double_edited_by_hand_is_found_and_alone_laid_out_again(play, lab):
+def test_what_is_edited_by_hand_is_found_and_alone_repaired(play, node, lab):
+    """A double, a unit of the node and a rule of the firewall, and nothing else."""
     double = Path(lab["dir"]) / "doubles/bin/simserver"
-    right = double.read_text()
-    repair = [("Lay out the doubles, and set what the simulated server plays", "localhost")]
-    double.write_text(right + "# by hand\n")
-    assert written(play("--check", "--diff", playbook=UP)) == repair
-    assert double.read_text() == right + "# by hand\n"
-    assert written(play(playbook=UP)) == repair
-    assert double.read_text() == right
-    assert play(playbook=UP).changed == []
-
-
-def test_a_unit_of_the_node_edited_by_hand_is_found_and_alone_written_again(play, node):
     unit = "/etc/systemd/system/pve-guests.service"
-    right = node.check_output(f"sha256sum {unit}")
-    repair = [("Write the node's name, network and units, and let the controller's key in", "localhost")]
+
+    def present() -> tuple[str, str, list[str]]:
+        saved = subprocess.run(["iptables-save"], capture_output=True, text=True, check=True).stdout
+        rules = sorted(line for line in saved.splitlines() if f"servelab-{lab['id']}" in line)
+        return double.read_text(), node.check_output(f"sha256sum {unit}"), rules
+
+    right = present()
+    double.write_text(right[0] + "# by hand\n")
     node.check_output(f"sed -i 's/^TimeoutStartSec=.*/TimeoutStartSec=1/' {unit}")
+    lost = next(rule for rule in right[2] if "MASQUERADE" in rule)
+    subprocess.run(["iptables", "-t", "nat", "-D", *shlex.split(lost)[1:]], check=True)
+    edited = present()
+    assert all(old != new for old, new in zip(right, edited, strict=True))
+
+    repairs = [
+        ("Give the lab its bridge and its way out", "localhost"),
+        ("Lay out the doubles, and set what the simulated server plays", "localhost"),
+        ("Write the node's name, network and units, and let the controller's key in", "localhost"),
+    ]
     checked = play("--check", "--diff", playbook=UP)
-    assert written(checked) == repair
+    assert written(checked) == repairs
     old, new = (set(text.splitlines()) for text in checked.diff)
     assert "TimeoutStartSec=1" in old - new and "TimeoutStartSec=infinity" in new - old
-    assert node.check_output(f"sha256sum {unit}") != right
-    assert written(play(playbook=UP)) == repair
-    assert node.check_output(f"sha256sum {unit}") == right
-
-
-def test_a_lost_rule_of_the_firewall_is_found_and_alone_put_back(play, lab):
-    def rules() -> list[str]:
-        saved = subprocess.run(["iptables-save"], capture_output=True, text=True, check=True).stdout
-        return sorted(line for line in saved.splitlines() if f"servelab-{lab['id']}" in line)
-
-    right = rules()
-    lost = next(rule for rule in right if "MASQUERADE" in rule)
-    subprocess.run(["iptables", "-t", "nat", "-D", *shlex.split(lost)[1:]], check=True)
-    repair = [("Give the lab its bridge and its way out", "localhost")]
-    assert play("--check", "--diff", playbook=UP).changed == repair
-    assert lost not in rules()
-    assert play(playbook=UP).changed == repair
-    assert rules() == right
+    assert present() == edited
+    assert written(play(playbook=UP)) == repairs
+    assert present() == right
+    assert play(playbook=UP).changed == []
 
 
 # -- another lab, in which most is different -----------------------------------------------------------------------
