@@ -27,10 +27,16 @@ def test_every_failure_of_the_switchboard_is_met(name):
     assert re.search(rf"\b{name}\b", met)
 
 
+def test_every_role_has_a_scenario():
+    assert [path.name for path in ROLES] == sorted(path.parent.name for path in (ROOT / "roles").glob("*/tasks"))
+
+
 @pytest.mark.parametrize("scenario", ROLES, ids=lambda path: path.name)
 def test_most_variables_are_changed(scenario):
     specification = yaml.safe_load((ROOT / "roles" / scenario.name / "meta/argument_specs.yml").read_text())
-    options = specification["argument_specs"]["main"].get("options", {})
+    # common has entry points only.
+    entries = specification["argument_specs"].values()
+    options = {name for entry in entries for name in entry.get("options", {})}
     # In the alternative, or by a test: play(name=value), {"name": value}.
     own = [path for path in SCENARIOS if path.name == scenario.name or path.name.startswith(f"{scenario.name}_")]
     changed = "\n".join(told(path, "converge.yml", "vars/*.yml", "tests/*.py") for path in own)
