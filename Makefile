@@ -72,8 +72,9 @@ lint: venv ## style and types
 	yamllint --strict .
 	ansible-lint --offline
 
+# They wait more than they compute. With three processes on two cores those that measure time fail.
 unit: venv ## the Python code
-	pytest
+	pytest --numprocesses 2 --dist loadfile
 
 # On a machine that does nothing else, with two cores: docs/performance.md. PEERS=dir: other clients' environments.
 .PHONY: bench-client bench-holders

@@ -11,8 +11,8 @@ export SERVELAB_LAB="${TEST_LAB:-test}"
 # computes. The other scenarios run alone (ROLE=name): lab_node, which compares the machine before and after a lab and wants no
 # other lab beside it, and cuda_toolkit and sglang_env_otherwise, for their time and what they download.
 lanes=(
-    "site common sglang_env bench bench_otherwise gpu_clean sglang_allreduce gpu_p2p sglang_nodes collectives collectives_otherwise"
-    "pve_container pve_gpu_host gpu_clean_hard nvidia_userspace sglang_router sglang_router_otherwise sglang_server sglang_server_otherwise"
+    "site common sglang_env bench bench_otherwise gpu_clean sglang_allreduce gpu_p2p sglang_nodes collectives"
+    "pve_container pve_gpu_host gpu_clean_hard nvidia_userspace sglang_router sglang_router_otherwise sglang_server sglang_server_otherwise collectives_otherwise"
 )
 # Those whose tests take much longer than what comes before them.
 shared=" pve_container pve_gpu_host gpu_clean_hard "
